@@ -1,0 +1,187 @@
+"""The command line: parse, call one function, print. Errors become one line and their exit code here, nowhere else."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterrun import __version__
+from clusterrun.errors import ClusterrunError, ConfigError, ExitCode, choices, nearest
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from clusterrun.launch.submit import Submitted
+
+USAGE = "clusterrun [VERB] [OVERRIDES]"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point. Returns the exit code."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(argv)
+    except ClusterrunError as error:
+        print(f"clusterrun: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return int(ExitCode.CANCELLED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit is quiet too
+        return 0
+
+
+def _dispatch(argv: list[str]) -> int:
+    if argv[:1] == ["--version"]:
+        print(f"clusterrun {__version__}")
+        return 0
+    if argv and argv[0] in VERBS:
+        return VERBS[argv[0]](argv[1:])
+    if argv and "=" not in argv[0] and not argv[0].startswith(("-", "~", "+")):
+        raise ConfigError(
+            f"'{argv[0]}': neither a verb nor key=value.{nearest(argv[0], VERBS)} Verbs: {choices(VERBS)}"
+        )
+    return _run(argv)
+
+
+def _run(argv: list[str]) -> int:
+    """Submit one run, or with -m one per point."""
+    return _over_configs(argv, _submit_one)
+
+
+def _plan(argv: list[str]) -> int:
+    parser = _parser("plan", "Show what would be submitted, and submit nothing.", "clusterrun plan +cluster=a100_nvswitch train=ddp_linear")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    options, overrides = parser.parse_known_args(argv)
+
+    def show(composed: DictConfig) -> int:
+        from clusterrun.config.compose import to_run_config
+        from clusterrun.launch.submit import plan_next
+
+        plan = plan_next(to_run_config(composed)).as_json()
+        if options.json:
+            print(json.dumps(plan, indent=1))
+        else:
+            from rich.console import Console
+
+            from clusterrun.report.plan_view import show_plan
+
+            show_plan(plan, Console())
+        return 0
+
+    return _over_configs(overrides, show)
+
+
+def _resume(argv: list[str]) -> int:
+    parser = _parser("resume", "Go on with a run that stopped, from its newest checkpoint.", "clusterrun resume ddp_linear-laptop-1a2b3c4d")
+    parser.add_argument("run", metavar="RUN", help="run directory, run id, or the beginning of an id")
+    parser.add_argument("--shared-dir", type=Path, help="where runs are (default: CLUSTERRUN_SHARED_DIR or ~/clusterrun)")
+    parser.add_argument("--wait", action=argparse.BooleanOptionalAction, help="follow the run (default on this machine)")
+    options = parser.parse_args(argv)
+    from clusterrun.launch.submit import find_run, resume
+
+    shared = options.shared_dir or Path(os.environ.get("CLUSTERRUN_SHARED_DIR", "~/clusterrun"))
+    submitted = resume(find_run(options.run, [shared.expanduser()]))
+    return _announce(submitted, options.wait)
+
+
+VERBS: dict[str, Callable[[list[str]], int]] = {"plan": _plan, "resume": _resume}
+
+
+def _submit_one(composed: DictConfig) -> int:
+    from clusterrun.config.compose import to_run_config
+    from clusterrun.launch.submit import submit
+
+    config = to_run_config(composed)
+    return _announce(submit(config), config.wait)
+
+
+def _announce(submitted: Submitted, wait: bool | None) -> int:
+    """Say what was submitted and what to type next; follow it when asked to."""
+    from rich.console import Console
+
+    from clusterrun.config.schema import Executor
+    from clusterrun.launch import jobs
+
+    console = Console(highlight=False)
+    run, job, local = submitted.run, submitted.job, submitted.config.cluster.executor is Executor.local
+    r, batch = submitted.plan.resources, submitted.plan.batch
+    console.print(f"submitted {run.id} as {'process' if local else 'job'} {job.job_id}", markup=False)
+    console.print(f"  directory  {run.root}", markup=False, soft_wrap=True)
+    console.print(f"  world size {r.world_size}: {r.nodes} nodes x {r.nproc_per_node} workers", markup=False)
+    if batch:
+        console.print(f"  batch      {batch.global_} samples per step, {batch.per_rank} per rank", markup=False)
+    if not (local if wait is None else wait):
+        if not local:
+            console.print(f"  queue      squeue --jobs {job.job_id}", markup=False)
+        console.print(f"  log        tail -f {run.submitit}/{job.job_id}_0_log.out", markup=False, soft_wrap=True)
+        console.print(f"  cancel     {jobs.how_to_cancel(job)}", markup=False)
+        return 0
+    return _follow(submitted, console.is_terminal)
+
+
+def _follow(submitted: Submitted, terminal: bool) -> int:
+    from rich.console import Console
+
+    from clusterrun.config.schema import Executor
+    from clusterrun.launch import jobs
+    from clusterrun.report.follow import follow, summary
+
+    console = Console(highlight=False)
+    run, job = submitted.run, submitted.job
+
+    def state() -> tuple[str, str]:
+        now, reason = jobs.state_of(job)
+        return now.value, reason
+
+    try:
+        followed = follow(run, state, console)
+    except KeyboardInterrupt:
+        if submitted.config.cluster.executor is Executor.slurm:
+            console.print(f"\nno longer following; the job goes on. Cancel it with: {jobs.how_to_cancel(job)}", markup=False)
+            return int(ExitCode.CANCELLED)
+        console.print("\nstopping: the workers save at their next step (Ctrl-C again to leave them to it)", markup=False)
+        jobs.cancel(job)
+        followed = follow(run, state, console)
+    for line in summary(run, followed):
+        console.print(line, markup=False, soft_wrap=True)
+    return followed.exit_code
+
+
+def _over_configs(arguments: list[str], each: Callable[[DictConfig], int]) -> int:
+    """Call ``each`` with every configuration the arguments mean (several with -m). The largest exit code wins.
+
+    A point that is wrong is reported and does not hide the others.
+    """
+    from clusterrun.config.compose import run_hydra_app
+
+    codes = [0]
+
+    def task(composed: DictConfig) -> None:
+        try:
+            codes.append(each(composed))
+        except ClusterrunError as error:
+            print(f"clusterrun: {error}", file=sys.stderr)
+            codes.append(int(error.exit_code))
+
+    with tempfile.TemporaryDirectory(prefix="clusterrun-sweep-") as scratch:
+        multirun = any(a in ("-m", "--multirun") for a in arguments)
+        # Hydra's sweeper writes a multirun.yaml; it goes where nobody sees it.
+        places = [f"hydra.sweep.dir={scratch}", "hydra.sweep.subdir=${hydra.job.num}"] if multirun else []
+        run_hydra_app([*arguments, *places], task)
+    return max(codes)
+
+
+def _parser(verb: str, description: str, example: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"clusterrun {verb}",
+        description=description,
+        epilog=f"example: {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )

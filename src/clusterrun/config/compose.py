@@ -1,0 +1,207 @@
+"""Hydra: where configs are looked for, how overrides are read, and how its errors become one clear line."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+from clusterrun.config.schema import RunConfig
+from clusterrun.errors import ConfigError, choices, nearest
+
+CONFIG_NAME = "clusterrun"  # not "config": a user's own ./conf/config.yaml must not shadow ours
+GROUPS = ("cluster", "train", "data", "checkpoint", "preflight")
+PACKAGED = "pkg://clusterrun.conf"
+
+
+def user_config_dirs() -> list[Path]:
+    """Directories that add to and shadow the packaged configs, the strongest first."""
+    own = os.environ.get("CLUSTERRUN_CONFIG_PATH")
+    home = [Path(p).expanduser() for p in own.split(os.pathsep) if p] if own else [Path.home() / ".config/clusterrun"]
+    return [d for d in [Path.cwd() / "conf", *home] if d.is_dir()]
+
+
+class UserConfigs(SearchPathPlugin):
+    """Puts the user's directories before the packaged one, so that they can shadow as well as add."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for directory in user_config_dirs():
+            search_path.append(provider="clusterrun-user", path=f"file://{directory.resolve()}")
+        search_path.append(provider="clusterrun", path=PACKAGED)
+
+
+def normalise(overrides: Sequence[str]) -> list[str]:
+    """Spare users two of Hydra's distinctions.
+
+    ``+cluster=x`` and ``cluster=x`` mean the same, so for every group. In free dictionaries (``train.task_args``,
+    ``cluster.env``, ``cluster.slurm.extra``) a new key needs no ``+``.
+    """
+    groups = "|".join(GROUPS)
+    free = "|".join(re.escape(path) for path in _free_dictionaries(RunConfig))
+    return [
+        re.sub(rf"^({free})(?=[.=])", r"++\1", re.sub(rf"^\+({groups})=", r"\1=", item)) for item in overrides
+    ]
+
+
+def _free_dictionaries(schema: type, prefix: str = "") -> list[str]:
+    """Dotted paths of the dict-typed fields of a schema."""
+    found: list[str] = []
+    for name, hint in typing.get_type_hints(schema).items():
+        if typing.get_origin(hint) is dict:
+            found.append(prefix + name)
+        elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            found += _free_dictionaries(hint, f"{prefix}{name}.")
+    return found
+
+
+def _register() -> None:
+    ConfigStore.instance().store(name="schema", node=RunConfig)
+    Plugins.instance().register(UserConfigs)
+
+
+@contextmanager
+def _hydra_errors_raised() -> Iterator[None]:
+    """Hydra prints and exits by itself unless told otherwise; here its errors are to be explained, not printed."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def run_hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) -> None:
+    """Hydra's whole command line (overrides, --cfg, --multirun, --info, --shell-completion) over our configs.
+
+    ``task`` is called with each composed configuration. Raises ConfigError for anything the user got wrong.
+    """
+    _register()
+    saved = sys.argv
+    sys.argv = ["clusterrun", *normalise(arguments)]
+    try:
+        with _hydra_errors_raised():
+            hydra.main(config_path=None, config_name=CONFIG_NAME, version_base="1.3")(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explain(error) from None
+    finally:
+        sys.argv = saved
+
+
+def compose(overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration for a list of overrides, as the command line would compose it.
+
+    Raises:
+        ConfigError: with the field, the value, and what would be right.
+    """
+    _register()
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize(config_path=None, version_base="1.3"):
+            return to_run_config(hydra.compose(CONFIG_NAME, overrides=normalise(overrides)))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explain(error) from None
+
+
+def to_run_config(composed: DictConfig) -> RunConfig:
+    """Typed and resolved. Raises ConfigError when something mandatory is missing or an interpolation fails.
+
+    Merging into a fresh schema once more catches what Hydra's ``+key=value`` lets through: keys nobody reads.
+    """
+    try:
+        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True, enum_to_str=True)
+        loaded = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), plain))
+    except OmegaConfBaseException as error:
+        raise explain(error) from None
+    assert isinstance(loaded, RunConfig)
+    return loaded
+
+
+def explain(error: Exception) -> ConfigError:
+    """One line for an error of Hydra or OmegaConf: what, where, and what to do."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        known = [o for o in error.options or [] if o != CONFIG_NAME]
+        searched = ", ".join([*map(str, user_config_dirs()), "the packaged configs"])
+        return ConfigError(
+            f"{group or 'config'}={option}: no such config.{nearest(option, known)} Known: {choices(known)} "
+            f"(looked in {searched})"
+        )
+    if isinstance(error, OverrideParseException):
+        return ConfigError(
+            f"'{error.override}': can't be read as key=value ({_first_line(error)}); "
+            "quote values with spaces or commas, e.g. 'train.args=[--epochs,3]'"
+        )
+    cause = error.__cause__ if isinstance(error, ConfigCompositionException) and error.__cause__ else error
+    text = f"{error}\n{cause}"
+    if isinstance(cause, MissingMandatoryValue):
+        return ConfigError(f"{_full_key(cause) or _first_line(cause)}: must be given")
+    ambiguous = re.match(r"Ambiguous value for argument '([^']*)'", str(error))
+    if ambiguous:
+        key, _, value = ambiguous.group(1).partition("=")
+        return ConfigError(f"{key}={value}: several values; sweep over them with -m, or write a list as '{key}=[{value}]'")
+    unknown = re.search(r"Key '([^']+)' (?:not in '|is not in struct)", text)
+    if unknown or isinstance(cause, ConfigKeyError):
+        key = _full_key(error, cause) or (unknown.group(1) if unknown else "?")
+        parent, _, leaf = key.rpartition(".")
+        known = fields_of(parent)
+        return ConfigError(
+            f"{key}: no such setting.{nearest(leaf, known)} Known{f' in {parent}' if parent else ''}: {choices(known)}"
+        )
+    key = _full_key(error, cause)
+    message = _first_line(cause)
+    bad_enum = re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", message)
+    if bad_enum:
+        known = bad_enum.group(2).split(", ")
+        value = bad_enum.group(1)
+        return ConfigError(f"{key}={value}: must be one of {', '.join(known)}.{nearest(value, known)}")
+    return ConfigError(f"{key}: {message}" if key and key not in message else message)
+
+
+def fields_of(path: str) -> list[str]:
+    """Names of the settings below a dotted path of RunConfig; empty for free dictionaries and unknown paths."""
+    here: Any = RunConfig
+    for part in path.split(".") if path else []:
+        if not dataclasses.is_dataclass(here):
+            return []
+        hints = typing.get_type_hints(here)
+        if part not in hints:
+            return []
+        here = hints[part]
+    return [f.name for f in dataclasses.fields(here)] if dataclasses.is_dataclass(here) else []
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+def _full_key(*errors: BaseException) -> str:
+    for error in errors:
+        full = getattr(error, "full_key", None)
+        if full:
+            return str(full)
+        found = re.search(r"full_key: (\S+)", str(error)) or re.search(
+            r"Could not (?:override|append to|delete) '([^']+)'", str(error)
+        )
+        if found:
+            return found.group(1)
+    return ""
+

@@ -1,0 +1,36 @@
+"""The configuration as it is written into a run directory and read back. Nothing composes Hydra after submission."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from clusterrun.config.schema import RunConfig
+from clusterrun.errors import ConfigError
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The whole configuration as YAML; ``load`` gives an equal value back."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def load(path: Path) -> RunConfig:
+    """Read a frozen configuration. Raises ConfigError when it is not one."""
+    try:
+        raw = OmegaConf.load(path)
+        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), raw)
+        loaded = OmegaConf.to_object(merged)
+    except (OmegaConfBaseException, OSError, ValueError) as error:
+        raise ConfigError(f"{path}: can't be read as a run's configuration: {str(error).splitlines()[0]}") from None
+    assert isinstance(loaded, RunConfig)
+    return loaded
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Plain values: enums by name, no interpolations."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}

@@ -1,0 +1,221 @@
+"""The structured configuration. Units are in the field names or in the comment beside them.
+
+These dataclasses are mutable because Hydra merges overrides into them; what is frozen is the Plan made from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Executor(Enum):
+    """Who runs the job."""
+
+    slurm = "slurm"
+    local = "local"
+
+
+class Accelerator(Enum):
+    """What the workers compute on. cuda means NCCL, cpu means Gloo."""
+
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+class IntraNode(Enum):
+    """Wiring between the GPUs of one node."""
+
+    nvswitch = "nvswitch"
+    nvlink_mesh = "nvlink_mesh"
+    nvlink_pairs = "nvlink_pairs"
+    pcie = "pcie"
+    none = "none"
+
+
+class InterNode(Enum):
+    """Wiring between nodes."""
+
+    infiniband = "infiniband"
+    roce = "roce"
+    efa = "efa"
+    ethernet = "ethernet"
+    none = "none"
+
+
+class GpuRequest(Enum):
+    """How GPUs are asked of Slurm: --gpus-per-node=[type:]n, --gres=gpu:[type:]n, or not at all."""
+
+    gpus_per_node = "gpus_per_node"
+    gres = "gres"
+    none = "none"
+
+
+class DataKind(Enum):
+    """Where samples come from."""
+
+    synthetic = "synthetic"
+    mnist5k = "mnist5k"
+    idx = "idx"
+    text = "text"
+
+
+class Precision(Enum):
+    """fp32, or autocast to bf16 or fp16 (fp16 with a gradient scaler)."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class Optimizer(Enum):
+    sgd = "sgd"
+    adamw = "adamw"
+
+
+class Schedule(Enum):
+    """Learning rate over steps, after an optional linear warm-up."""
+
+    constant = "constant"
+    cosine = "cosine"
+    linear = "linear"
+
+
+@dataclass
+class InterconnectConfig:
+    """The declared wiring. Preflight holds it against what it detects."""
+
+    intra_node: IntraNode = IntraNode.none
+    nvlinks_per_pair: int | None = None  # NV12 on an A100 NVSwitch box, NV18 on an H100
+    inter_node: InterNode = InterNode.ethernet
+    nics_per_node: int | None = None
+    nic_gbit_per_s: float | None = None  # wire rate of one port, Gbit/s
+    interface: str | None = None  # network interface for rendezvous and sockets, e.g. ib0; found by itself when null
+
+
+@dataclass
+class SlurmConfig:
+    """What a site may ask for. Everything null is left out of the sbatch script."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    exclude: str | None = None  # host list, e.g. n[3,7-9]
+    nodelist: str | None = None
+    mem: str | None = None  # per node, e.g. 200G; "0" is all of it
+    mem_per_cpu: str | None = None
+    mem_per_gpu: str | None = None
+    gpu_request: GpuRequest = GpuRequest.gpus_per_node
+    gpu_type: str | None = None  # a100 gives --gpus-per-node=a100:8
+    exclusive: bool = False
+    dependency: str | None = None
+    licenses: str | None = None
+    comment: str | None = None
+    wckey: str | None = None
+    mail_type: str | None = None
+    mail_user: str | None = None
+    setup: list[str] = field(default_factory=list)  # shell lines before the job, e.g. "module load cuda"
+    extra: dict[str, Any] = field(default_factory=dict)  # any other sbatch option, e.g. {switches: "1@00:10:00"}
+
+
+@dataclass
+class ClusterConfig:
+    """The declared hardware and scheduler."""
+
+    name: str = "laptop"
+    description: str = ""
+    executor: Executor = Executor.local
+    nodes: int = 1  # nodes that train
+    spare_nodes: int = 0  # allocated beyond `nodes`, used when another fails
+    gpus_per_node: int = 0  # what a node has
+    nproc_per_node: int = 1  # workers per node; one GPU each with accelerator=cuda
+    cpus_per_proc: int = 1  # CPU cores per worker
+    gpu_model: str | None = None  # as NVML names it, e.g. NVIDIA A100-SXM4-80GB
+    accelerator: Accelerator = Accelerator.cpu
+    interconnect: InterconnectConfig = field(default_factory=InterconnectConfig)
+    shared_dir: str = "~/clusterrun"  # on a file system that all nodes see
+    local_paths_shared: bool = False  # true where all "hosts" are one machine, so that /tmp is shared
+    time_limit: str | None = None  # "D-HH:MM:SS", "HH:MM:SS", or with a unit: 90m, 24h, 2d; null is the site's default
+    signal_lead_s: int = 120  # how long before the time limit the run is told to save, seconds
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    env: dict[str, str] = field(default_factory=dict)  # extra environment for the training step
+
+
+@dataclass
+class TrainConfig:
+    """The training job: one of our tasks, or your own torchrun script."""
+
+    name: str = "ddp_linear"
+    task: str | None = None  # linear, mlp, gpt, or your own "package.module:Class"
+    task_args: dict[str, Any] = field(default_factory=dict)
+    script: str | None = None  # path of a script that torchrun runs unchanged
+    args: list[str] = field(default_factory=list)  # its arguments
+    epochs: int = 1
+    max_steps: int | None = None  # stop after this many optimizer steps
+    batch_per_rank: int | None = None  # samples per rank and optimizer step; or give global_batch
+    global_batch: int | None = None  # samples per optimizer step over all ranks
+    accumulate: int = 1  # micro-batches per optimizer step (DDP synchronises on the last only)
+    optimizer: Optimizer = Optimizer.sgd
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: Schedule = Schedule.constant
+    warmup_steps: int = 0
+    precision: Precision = Precision.fp32
+    clip_grad_norm: float | None = None
+    validate_every_steps: int | None = None  # null: at the end of each epoch
+    log_every_steps: int = 10
+    max_restarts: int = 0  # torchrun's own restarts of dead workers inside an attempt
+    rendezvous_timeout_s: int = 600  # how long agents wait for each other, seconds
+    tensorboard: bool = False  # needs the extra "tensorboard"
+
+
+@dataclass
+class DataConfig:
+    kind: DataKind = DataKind.synthetic
+    path: str | None = None  # idx: directory; text: file
+    samples: int = 4096  # synthetic: training samples
+    holdout: float = 0.2  # share kept for validation
+
+
+@dataclass
+class CheckpointConfig:
+    every_steps: int | None = 100  # null: only when stopped and at the end
+    keep: int = 3  # newest checkpoints kept, at least 2
+    timeout_s: float = 600.0  # for the ranks to agree that all have written, seconds
+
+
+@dataclass
+class PreflightConfig:
+    timeout_s: float = 120.0  # for all nodes to answer, seconds
+    max_clock_skew_s: float = 5.0
+    strict: bool = False  # UNKNOWN counts as FAIL
+
+
+@dataclass
+class RecoveryConfig:
+    requeue: bool = True  # after preemption or the time limit
+    max_stalled_attempts: int = 3  # attempts in a row without a newer checkpoint before the run stops with exit 93
+
+
+@dataclass
+class RunConfig:
+    """Everything about one run."""
+
+    name: str | None = None  # label in the run id; default <train>-<cluster>
+    run_id: str | None = None  # default: name and a hash of this configuration
+    wait: bool | None = None  # follow the run; default true on this machine, false on Slurm
+    seed: int = 0
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    preflight: PreflightConfig = field(default_factory=PreflightConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+
+    @property
+    def world_size(self) -> int:
+        return self.cluster.nodes * self.cluster.nproc_per_node

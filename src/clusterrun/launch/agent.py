@@ -1,0 +1,196 @@
+"""One torchrun agent per node: torchrun itself, told this node's address, log files, and what a signal means here.
+
+    python -m clusterrun.launch.agent --run-dir DIR --attempt N [--interface IF] -- <torchrun arguments>
+
+What it adds to plain torchrun:
+- the rendezvous host is decided by the node's place in the step, never by comparing host names;
+- one log file per rank, named by node and rank;
+- SIGTERM and SIGUSR2 mean "save at the next step boundary": they are passed on to the workers and the agent lives on
+  (plain torchrun would end the workers 30 s later, saved or not);
+- at its end it prints one outcome frame that the conductor reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from clusterrun import frames, network
+from clusterrun.launch.outcome import FRAME, How, Outcome
+from clusterrun.preflight.probe import node_name
+from clusterrun.rundir import AttemptDir, RunDir
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+_PR_SET_PDEATHSIG = 1
+# After a worker failed, how long its peers on the node get before SIGKILL, seconds. They can't save without it anyway.
+_SHUTDOWN_TIMEOUT_S = 10
+# A worker without a SIGTERM handler after this long has none, seconds; before, it is still starting.
+_HANDLER_PATIENCE_S = 20.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True, type=int)
+    parser.add_argument("--interface")
+    parser.add_argument("torchrun", nargs=argparse.REMAINDER, help="arguments for torchrun, after --")
+    args = parser.parse_args()
+    torchrun = args.torchrun[1:] if args.torchrun[:1] == ["--"] else args.torchrun
+
+    stop = StopForwarder()
+    stop.install()
+    _end_with_parent()
+    node = node_name()
+    with tempfile.TemporaryDirectory(prefix="clusterrun-") as scratch:
+        stopped_file = Path(scratch) / "stopped"
+        os.environ["CLUSTERRUN_NODE"] = node
+        os.environ["CLUSTERRUN_STOPPED_FILE"] = str(stopped_file)
+        outcome = run(torchrun, RunDir(args.run_dir).attempt(args.attempt), args.interface, stop)
+        if stop.requested and outcome.how is not How.port_taken:
+            # Workers that have no handler die of the signal; that is a stop, not a failure.
+            saved = stopped_file.exists()
+            if saved or outcome.how is not How.done:
+                outcome = Outcome(How.stopped, saved=saved, message=outcome.message)
+    sys.stdout.write(frames.encode(FRAME, node, outcome.as_json()))
+    sys.stdout.flush()
+    return {How.done: 0, How.stopped: 75}.get(outcome.how, 1)
+
+
+def run(torchrun: Sequence[str], attempt: AttemptDir, interface: str | None, stop: StopForwarder) -> Outcome:
+    """torchrun to its end, in this process."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.run import config_from_args, parse_args
+
+    from clusterrun.launch.rank_logs import RankLogs
+
+    args = parse_args(list(torchrun))
+    host, _, port = args.rdzv_endpoint.rpartition(":")
+    index = int(os.environ.get("CLUSTERRUN_NODE_INDEX") or os.environ["SLURM_NODEID"])
+    if index == 0 and not network.is_free(host, int(port)):
+        return Outcome(How.port_taken, message=f"port {port} on {host} was free at preflight and is taken now")
+    address = network.own_address(host, interface)
+    _set_network_environment(address)
+    args.local_addr = address
+    args.rdzv_conf = f"is_host={int(index == 0)}," + args.rdzv_conf
+    config, command, command_args = config_from_args(args)
+    config.signals_to_handle = "SIGINT,SIGHUP,SIGQUIT"
+    config.shutdown_timeout = _SHUTDOWN_TIMEOUT_S
+    config.logs_specs = RankLogs(attempt, node_name(), stop)
+    try:
+        elastic_launch(config, command)(*command_args)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        died = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
+        return Outcome(
+            How.crashed if died else How.failed,
+            rank=int(rank),
+            exit_code=int(failure.exitcode),
+            message=f"killed by {failure.signal_name()}" if died else _message(failure, attempt, int(rank)),
+            time=float(failure.timestamp),
+        )
+    except RendezvousError as error:
+        return Outcome(How.no_rendezvous, message=f"{type(error).__name__}: {error}", time=time.time())
+    except StoppedBeforeStartError:
+        return Outcome(How.stopped, message="told to stop before the workers started")
+    return Outcome(How.done)
+
+
+class StoppedBeforeStartError(Exception):
+    """Raised instead of starting workers once a stop was asked for."""
+
+
+class StopForwarder:
+    """Passes a stop on to the workers, as SIGTERM, once they are able to take it."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def install(self) -> None:
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGUSR2, self._on_signal)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if not self.requested:
+            self.requested = True
+            threading.Thread(target=self._forward, name="stop-forwarder", daemon=True).start()
+
+    def _forward(self) -> None:
+        told: set[int] = set()
+        begin = time.monotonic()
+        while True:
+            for pid in _children():
+                patient = time.monotonic() - begin < _HANDLER_PATIENCE_S
+                if pid not in told and (_catches_sigterm(pid) or not patient):
+                    told.add(pid)
+                    try:
+                        os.kill(pid, signal.SIGTERM)
+                    except ProcessLookupError:
+                        continue
+            time.sleep(0.1)
+
+
+def _children() -> list[int]:
+    own = str(os.getpid())
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[1] == own:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def _catches_sigterm(pid: int) -> bool:
+    """Whether a process has installed a handler for SIGTERM (its bit in SigCgt of /proc/<pid>/status)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+def _end_with_parent() -> None:
+    """SIGINT (torchrun then ends its workers) when the parent dies: on a laptop nobody else would clean up."""
+    if "CLUSTERRUN_LOCAL_STEP" in os.environ:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+
+
+def _set_network_environment(address: str) -> None:
+    """Point Gloo and NCCL's sockets at the interface of the rendezvous. What the user set wins."""
+    name = network.interface_of(address)
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # number GPUs as nvidia-smi does
+
+
+def _message(failure: ProcessFailure, attempt: AttemptDir, rank: int) -> str:
+    """One line of what a failed worker said: from its error file, else the last line of its standard error."""
+    said: object = failure.error_file_data.get("message") if isinstance(failure.error_file_data, dict) else None
+    while isinstance(said, dict):
+        said = said.get("message")
+    if not said or said == "<NONE>":  # torch's word for "no error file"
+        logs = sorted(attempt.logs.glob(f"{node_name()}.{rank}*.err"), key=lambda path: path.stat().st_mtime)
+        said = logs[-1].read_text(errors="replace").strip().rpartition("\n")[2] if logs else ""
+    return str(said).strip().partition("\n")[0][:500]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,162 @@
+"""The job as seen from outside: submit it, ask how it stands, cancel it. Slurm or this machine, one interface."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+
+import submitit
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+from clusterrun import process
+from clusterrun.config.schema import Accelerator, Executor, RunConfig
+from clusterrun.config.units import time_limit_minutes
+from clusterrun.errors import CommandError, RunError, SubmissionError
+from clusterrun.launch.conductor import Entry
+from clusterrun.launch.resources import signal_lead_s
+from clusterrun.launch.sbatch import executor_for
+from clusterrun.rundir import RunDir, write_durably
+
+_SLURM_TIMEOUT_S = 60.0
+_NO_LIMIT_MIN = 60 * 24 * 365  # submitit's local executor wants a limit
+
+
+class JobState(Enum):
+    pending = "pending"
+    running = "running"
+    ended = "ended"
+    unknown = "unknown"  # the scheduler could not be asked
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where a run was submitted last."""
+
+    executor: str
+    job_id: str
+    submitted: float  # unix time
+    process_start: int | None = None  # local: start time of the process in clock ticks, since ids are used again
+
+    @classmethod
+    def of(cls, run: RunDir) -> Job:
+        """Raises RunError when the run was never submitted."""
+        try:
+            return cls(**json.loads(run.job.read_text()))
+        except FileNotFoundError:
+            raise RunError(f"{run.root}: was never submitted (no {run.job.name})") from None
+
+    def write(self, run: RunDir) -> None:
+        write_durably(run.job, json.dumps(asdict(self)))
+
+
+def submit(run: RunDir, config: RunConfig) -> Job:
+    """Hand the run to its executor.
+
+    Raises:
+        SubmissionError: with the scheduler's own words.
+    """
+    job = _submit_slurm(run, config) if config.cluster.executor is Executor.slurm else _submit_local(run, config)
+    job.write(run)
+    return job
+
+
+def state_of(job: Job) -> tuple[JobState, str]:
+    """How the job stands, and in the scheduler's words why (for a pending one)."""
+    if job.executor == Executor.local.value:
+        return (JobState.running if _is_alive(job) else JobState.ended), ""
+    try:
+        shown = process.run(["squeue", "--noheader", "--jobs", job.job_id, "--format=%T|%r"], timeout_s=_SLURM_TIMEOUT_S)
+    except CommandError as error:
+        if "Invalid job id" in error.output:
+            return JobState.ended, ""
+        return JobState.unknown, str(error)
+    state, _, reason = shown.strip().partition("|")
+    if state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"):
+        return JobState.pending, reason
+    return (JobState.running if state in ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED") else JobState.ended), ""
+
+
+def cancel(job: Job) -> None:
+    """Ask the job to end. The conductor then stops the workers, who save."""
+    if job.executor == Executor.slurm.value:
+        process.run(["scancel", job.job_id], timeout_s=_SLURM_TIMEOUT_S)
+    elif _is_alive(job):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(job.job_id), signal.SIGTERM)
+
+
+def how_to_cancel(job: Job) -> str:
+    """The command a person types."""
+    return f"scancel {job.job_id}" if job.executor == Executor.slurm.value else f"kill {job.job_id}"
+
+
+def _submit_slurm(run: RunDir, config: RunConfig) -> Job:
+    if shutil.which("sbatch") is None:
+        raise SubmissionError(
+            "sbatch: command not found on this machine; submit from a login node of the cluster, "
+            "rehearse with scripts/slurm_lab, or run here with cluster=laptop"
+        )
+    executor = executor_for(config, run)
+    words = io.StringIO()
+    try:
+        # Inside another job or step SLURM_* would act as options of sbatch (a known cause of wrong CPU bindings).
+        with submitit.helpers.clean_env(), contextlib.redirect_stderr(words):
+            job = executor.submit(Entry(str(run.root)))
+    except (FailedJobError, FailedSubmissionError) as error:
+        said = (words.getvalue().strip() or str(error)).replace("sbatch: error: ", "").splitlines()
+        raise SubmissionError(f"sbatch refused: {' / '.join(line for line in said if line)}") from None
+    shutil.copyfile(job.paths.submission_file, run.submission)
+    return Job(Executor.slurm.value, str(job.job_id), time.time())
+
+
+def _submit_local(run: RunDir, config: RunConfig) -> Job:
+    executor = submitit.LocalExecutor(folder=run.submitit)
+    cluster = config.cluster
+    limit = time_limit_minutes(cluster.time_limit) if cluster.time_limit else _NO_LIMIT_MIN
+    gpus = cluster.nodes * cluster.nproc_per_node if cluster.accelerator is Accelerator.cuda else 0
+    executor.update_parameters(timeout_min=limit, signal_delay_s=signal_lead_s(config), gpus_per_node=gpus)
+    with _out_of_the_terminals_reach():
+        job = executor.submit(Entry(str(run.root)))
+    return Job(Executor.local.value, str(job.job_id), time.time(), _start_time(int(job.job_id)))
+
+
+@contextlib.contextmanager
+def _out_of_the_terminals_reach() -> Iterator[None]:
+    """Processes started in here ignore Ctrl-C and the closing of the terminal (an ignored signal survives exec).
+
+    Whoever follows the run decides what Ctrl-C means; a run left alone goes on.
+    """
+    saved = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in saved.items():
+            signal.signal(number, handler)
+
+
+def _start_time(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _is_alive(job: Job) -> bool:
+    """Whether the very process that was started still runs (a zombie does not)."""
+    pid = int(job.job_id)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)  # reap it when it was our own child
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z" and _start_time(pid) == job.process_start

@@ -1,0 +1,173 @@
+"""The plan: everything a configuration will do, before it does it. Pure: reads no disk, no clock, no cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterrun.config import frozen
+from clusterrun.config.batch import BatchSizes, batch_sizes
+from clusterrun.config.schema import Accelerator, DataKind, Executor, RunConfig
+from clusterrun.config.units import time_limit_minutes
+from clusterrun.config.validate import validated
+from clusterrun.errors import ConfigError
+from clusterrun.launch.resources import requested_gpus, signal_lead_s
+from clusterrun.launch.sbatch import sbatch_text
+from clusterrun.launch.slurm_steps import srun_argv
+from clusterrun.preflight.checks import CHECKS
+from clusterrun.rundir import RUNS, RunDir
+from clusterrun.train.builtin import BUILTINS, TOKENS, VECTORS, check_task_args
+
+SEEN_AT_START = "<address>:<port>"  # chosen by preflight on the nodes
+_VIEW_ONLY = {"wait", "run_id"}  # settings that don't change what is computed, and so not the run's id
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What is asked of the scheduler."""
+
+    nodes: int
+    spare_nodes: int
+    nproc_per_node: int
+    world_size: int
+    gpus_per_node: int  # requested, one per worker
+    cpus_per_node: int
+    time_limit_min: int | None
+    signal_lead_s: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Frozen and printable; ``clusterrun plan --json`` prints ``as_json``."""
+
+    run_id: str
+    run_dir: str
+    executor: str
+    cluster: str
+    job: str  # the task or script
+    resources: Resources
+    batch: BatchSizes | None  # None for train=script
+    checks: tuple[str, ...]
+    preflight_argv: tuple[str, ...]
+    training_argv: tuple[str, ...]  # as on the first start, with the rendezvous still open
+    environment: dict[str, str]  # added for the training step
+    sbatch: str | None  # the very text that is submitted; None without Slurm
+    after_signal: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def base_run_id(config: RunConfig) -> str:
+    """Name and a hash of the configuration: the same configuration has the same id, which sweeps rely on."""
+    if config.run_id is not None:
+        return config.run_id
+    plain = frozen.to_dict(config)
+    for key in _VIEW_ONLY:
+        plain.pop(key)
+    digest = hashlib.sha256(repr(sorted(plain.items())).encode()).hexdigest()[:8]
+    return f"{config.name or f'{config.train.name}-{config.cluster.name}'}-{digest}"
+
+
+def make_plan(config: RunConfig, run_id: str | None = None) -> Plan:
+    """The plan of a configuration, under the given run id.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+    """
+    config = validated(config)
+    cluster, train = config.cluster, config.train
+    check_task(config)
+    run = RunDir(Path(cluster.shared_dir) / RUNS / (run_id or base_run_id(config)))
+    slurm = cluster.executor is Executor.slurm
+    nodes = [f"<node{i}>" for i in range(cluster.nodes)]
+    everywhere = [f"<node{i}>" for i in range(cluster.nodes + cluster.spare_nodes)]
+    preflight = preflight_argv(config, run, 1, "<head address>")
+    training = training_argv(config, run, 1, SEEN_AT_START, "<secret>")
+    minutes = time_limit_minutes(cluster.time_limit) if cluster.time_limit else None
+    return Plan(
+        run_id=run.id,
+        run_dir=str(run.root),
+        executor=cluster.executor.value,
+        cluster=cluster.name,
+        job=train.script or str(train.task),
+        resources=Resources(
+            nodes=cluster.nodes,
+            spare_nodes=cluster.spare_nodes,
+            nproc_per_node=cluster.nproc_per_node,
+            world_size=config.world_size,
+            gpus_per_node=requested_gpus(config),
+            cpus_per_node=cluster.nproc_per_node * cluster.cpus_per_proc,
+            time_limit_min=minutes,
+            signal_lead_s=signal_lead_s(config),
+        ),
+        batch=batch_sizes(train, config.world_size) if train.task is not None else None,
+        checks=tuple(check.__name__ for check in CHECKS),
+        preflight_argv=tuple(srun_argv(everywhere, preflight, cluster) if slurm else preflight),
+        training_argv=tuple(srun_argv(nodes, training, cluster) if slurm else training),
+        environment=training_environment(config),
+        sbatch=sbatch_text(config, run) if slurm else None,
+        after_signal="save and requeue" if config.recovery.requeue else "save and stop",
+    )
+
+
+def check_task(config: RunConfig) -> None:
+    """A built-in task takes known arguments and one kind of data. Raises ConfigError."""
+    task = config.train.task
+    if task is None:
+        return
+    check_task_args(task, config.train.task_args)
+    if task not in BUILTINS:
+        return
+    takes, kind = BUILTINS[task].takes, config.data.kind
+    fits = {VECTORS: (DataKind.synthetic, DataKind.mnist5k, DataKind.idx), TOKENS: (DataKind.synthetic, DataKind.text)}
+    if kind not in fits[takes]:
+        allowed = ", ".join(k.value for k in fits[takes])
+        raise ConfigError(f"data={kind.value}: train.task={task} takes {takes}; use one of {allowed}")
+
+
+def preflight_argv(config: RunConfig, run: RunDir, attempt: int, head: str) -> list[str]:
+    """The command each node runs to report what it sees."""
+    argv = [sys.executable, "-m", "clusterrun.preflight.probe", f"--run-dir={run.root}", f"--attempt={attempt}", f"--head={head}"]
+    if config.cluster.interconnect.interface:
+        argv.append(f"--interface={config.cluster.interconnect.interface}")
+    if config.cluster.accelerator is Accelerator.cuda:
+        argv.append("--gpus")
+    return argv
+
+
+def training_argv(config: RunConfig, run: RunDir, attempt: int, endpoint: str, rendezvous_id: str) -> list[str]:
+    """The command each chosen node runs: our agent, then torchrun's own arguments after ``--``.
+
+    ``rendezvous_id`` is a secret of the attempt: torch's store has no passwords, so only who knows the id can join.
+    """
+    cluster, train = config.cluster, config.train
+    argv = [sys.executable, "-m", "clusterrun.launch.agent", f"--run-dir={run.root}", f"--attempt={attempt}"]
+    if cluster.interconnect.interface:
+        argv.append(f"--interface={cluster.interconnect.interface}")
+    timeout = train.rendezvous_timeout_s
+    argv += [
+        "--",
+        f"--nnodes={cluster.nodes}",
+        f"--nproc-per-node={cluster.nproc_per_node}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={endpoint}",
+        f"--rdzv-id={rendezvous_id}",
+        f"--rdzv-conf=join_timeout={timeout},timeout={timeout},read_timeout={timeout}",
+        f"--max-restarts={train.max_restarts}",
+    ]
+    if train.script is not None:
+        return [*argv, train.script, *train.args]
+    return [*argv, "-m", "clusterrun.train.worker", f"--run-dir={run.root}", f"--attempt={attempt}"]
+
+
+def training_environment(config: RunConfig) -> dict[str, str]:
+    """Environment added for the training step. cluster.env wins over what is derived here."""
+    return {
+        # torchrun would set 1, a bare start all cores; both are wrong for a worker that was given some.
+        "OMP_NUM_THREADS": str(config.cluster.cpus_per_proc),
+        **config.cluster.env,
+    }

@@ -1,0 +1,118 @@
+"""Steps in a Slurm allocation: srun over the chosen nodes, so that Slurm's own tree fans out and brings output back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+
+from submitit.slurm.slurm import _parse_node_list
+
+from clusterrun import network, process
+from clusterrun.config.schema import ClusterConfig
+from clusterrun.errors import CommandError
+from clusterrun.launch.steps import Step, StepSpec
+
+SLURM_TIMEOUT_S = 60.0
+# How long the tasks of a step may go on after the first has ended, seconds; then srun ends them.
+LINGER_S = 60
+
+
+def srun_argv(nodes: Sequence[str], argv: Sequence[str], cluster: ClusterConfig) -> list[str]:
+    """The srun command for one task on each of ``nodes``.
+
+    --cpus-per-task is repeated because srun since 22.05 does not inherit it. --no-kill and --kill-on-bad-exit=0 keep
+    the other tasks running when a node is lost; --wait ends them if they then hang.
+    """
+    return [
+        "srun",
+        f"--nodes={len(nodes)}",
+        f"--ntasks={len(nodes)}",
+        "--ntasks-per-node=1",
+        f"--nodelist={','.join(nodes)}",
+        f"--cpus-per-task={cluster.nproc_per_node * cluster.cpus_per_proc}",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        f"--wait={LINGER_S}",
+        "--input=none",
+        "--mpi=none",
+        "--export=ALL",
+        *argv,
+    ]
+
+
+class SlurmSteps:
+    """StepRunner inside a Slurm job."""
+
+    def __init__(self, cluster: ClusterConfig, job_id: str) -> None:
+        self._cluster = cluster
+        self._job_id = job_id
+
+    def nodes(self) -> list[str]:
+        try:
+            shown = process.run(["scontrol", "show", "job", self._job_id, "--oneliner"], timeout_s=SLURM_TIMEOUT_S)
+            match = re.search(r" NodeList=(\S+)", shown)
+            node_list = match.group(1) if match else os.environ["SLURM_JOB_NODELIST"]
+        except CommandError:  # slurmctld away, or no scontrol on compute nodes: what the job started with
+            node_list = os.environ["SLURM_JOB_NODELIST"]
+        return expand_host_list(node_list)
+
+    def head_address(self) -> str:
+        own = os.environ.get("SLURMD_NODENAME")
+        interface = self._cluster.interconnect.interface
+        known = network.interfaces()
+        if interface in known:
+            return known[interface]
+        return network.head_address(_node_address(own) if own else None)
+
+    def start(self, spec: StepSpec) -> Step:
+        argv = srun_argv(spec.nodes, spec.argv, self._cluster)
+        env = {**os.environ, **spec.env}
+        env["SRUN_CPUS_PER_TASK"] = str(self._cluster.nproc_per_node * self._cluster.cpus_per_proc)
+        with spec.stdout.open("ab") as out, spec.stderr.open("ab") as err:
+            return SlurmStep(process.start(argv, env=env, stdout=out, stderr=err))
+
+
+class SlurmStep:
+    """One srun."""
+
+    def __init__(self, srun: subprocess.Popen[bytes]) -> None:
+        self._srun = srun
+
+    def poll(self) -> int | None:
+        return self._srun.poll()
+
+    def ask_to_stop(self) -> None:
+        # srun ends the step on SIGTERM, but passes SIGUSR2 on to the tasks.
+        if self._srun.poll() is None:
+            self._srun.send_signal(signal.SIGUSR2)
+
+    def kill(self) -> None:
+        # SIGTERM makes srun signal and then kill the step; a second one makes it give up waiting.
+        for sig, patience_s in ((signal.SIGTERM, 20.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+            if self._srun.poll() is not None:
+                return
+            self._srun.send_signal(sig)
+            end = time.monotonic() + patience_s
+            while self._srun.poll() is None and time.monotonic() < end:
+                time.sleep(0.1)
+
+
+def expand_host_list(node_list: str) -> list[str]:
+    """``n[01-03,7]`` -> n01 n02 n03 n7, by Slurm itself; by submitit's reader where scontrol is not at hand."""
+    try:
+        return process.run(["scontrol", "show", "hostnames", node_list], timeout_s=SLURM_TIMEOUT_S).split()
+    except CommandError:
+        return list(_parse_node_list(node_list))
+
+
+def _node_address(node: str) -> str | None:
+    try:
+        shown = process.run(["scontrol", "show", "node", node, "--oneliner"], timeout_s=SLURM_TIMEOUT_S)
+    except CommandError:
+        return None
+    match = re.search(r" NodeAddr=(\d+\.\d+\.\d+\.\d+)(?:\s|$)", shown)
+    return match.group(1) if match else None

@@ -1,0 +1,126 @@
+"""Claim a run directory, write what was decided, hand it to the executor; and the same for a run that stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterrun.config import frozen
+from clusterrun.config.schema import Executor, RunConfig
+from clusterrun.config.validate import validated
+from clusterrun.errors import ConfigError, RunError
+from clusterrun.launch import jobs
+from clusterrun.launch.jobs import Job, JobState
+from clusterrun.launch.plan import Plan, base_run_id, make_plan
+from clusterrun.ledger import Ending, Ledger
+from clusterrun.rundir import RUNS, RunDir, write_durably
+
+
+@dataclass(frozen=True)
+class Submitted:
+    run: RunDir
+    job: Job
+    config: RunConfig
+    plan: Plan
+
+
+def next_run_id(config: RunConfig) -> str:
+    """The first id of base, base-2, base-3, ... that no run directory has yet.
+
+    Raises:
+        ConfigError: run_id was given and is taken.
+    """
+    base = base_run_id(config)
+    runs = Path(config.cluster.shared_dir) / RUNS
+    if not (runs / base).exists():
+        return base
+    if config.run_id is not None:
+        raise ConfigError(f"run_id={base}: {runs / base} exists; go on with it (clusterrun resume {base}) or take another id")
+    return next(name for name in (f"{base}-{i}" for i in range(2, 1_000_000)) if not (runs / name).exists())
+
+
+def plan_next(config: RunConfig) -> Plan:
+    """The plan of what ``submit`` would send right now."""
+    config = validated(config)
+    return make_plan(config, next_run_id(config))
+
+
+def submit(config: RunConfig) -> Submitted:
+    """Submit a new run.
+
+    Raises:
+        ConfigError: the configuration, or a shared_dir that can't be written.
+        SubmissionError: the scheduler refused.
+    """
+    config = validated(config)
+    make_plan(config)  # everything that can be wrong with it is found before anything is made
+    _check_inside_job(config)
+    _check_writable(Path(config.cluster.shared_dir))
+    while True:
+        plan = make_plan(config, next_run_id(config))
+        try:
+            run = RunDir.create(Path(config.cluster.shared_dir), plan.run_id)
+            break
+        except FileExistsError:
+            continue  # another submission took the id a moment ago
+    write_durably(run.config, frozen.to_yaml(config))
+    write_durably(run.plan, json.dumps(plan.as_json(), indent=1))
+    return Submitted(run, jobs.submit(run, config), config, plan)
+
+
+def resume(run: RunDir) -> Submitted:
+    """Submit a run that stopped once more; it goes on from its newest checkpoint.
+
+    Raises:
+        RunError: it still lives, or it is done.
+    """
+    config = frozen.load(run.config)
+    state, detail = jobs.state_of(Job.of(run)) if run.job.exists() else (JobState.ended, "")
+    if state in (JobState.running, JobState.pending):
+        raise RunError(f"{run.id}: still {state.value} as job {Job.of(run).job_id}; nothing to resume")
+    if state is JobState.unknown:
+        raise RunError(f"{run.id}: can't tell whether it still lives ({detail}); not resuming")
+    attempts = Ledger(run.ledger).attempts()
+    if attempts and attempts[-1].ending is Ending.done:
+        raise RunError(f"{run.id}: is done; nothing to resume")
+    _check_inside_job(config)
+    plan = make_plan(config, run.id)
+    return Submitted(run, jobs.submit(run, config), config, plan)
+
+
+def find_run(name: str, shared_dirs: list[Path]) -> RunDir:
+    """A run by path, by id, or by the beginning of its id.
+
+    Raises:
+        RunError: none, or several.
+    """
+    if os.sep in name or Path(name).is_dir():
+        return RunDir.open(Path(name).expanduser())
+    found = sorted(p for d in shared_dirs for p in (d / RUNS).glob(f"{name}*") if p.is_dir())
+    exact = [p for p in found if p.name == name]
+    if len(exact or found) == 1:
+        return RunDir.open((exact or found)[0])
+    where = ", ".join(str(d / RUNS) for d in shared_dirs)
+    if not found:
+        raise RunError(f"{name}: no such run in {where}")
+    raise RunError(f"{name}: several runs begin so: {', '.join(p.name for p in found[:5])}")
+
+
+def _check_inside_job(config: RunConfig) -> None:
+    """Jobs that submit jobs loop for ever when a config goes wrong; the laptop executor inside a job is fine."""
+    if config.cluster.executor is Executor.slurm and os.environ.get("CLUSTERRUN_NODE"):
+        raise ConfigError("cluster.executor=slurm: this process is itself part of a run; submit from outside")
+
+
+def _check_writable(shared_dir: Path) -> None:
+    existing = shared_dir
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"cluster.shared_dir={shared_dir}: can't be written ({existing} is "
+            f"{'not writable' if existing.is_dir() else 'not a directory'}); "
+            "set cluster.shared_dir or CLUSTERRUN_SHARED_DIR to a directory of yours that all nodes see"
+        )

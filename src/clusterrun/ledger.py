@@ -1,0 +1,154 @@
+"""The ledger of a run: why each attempt started, on which nodes, what it saved, how it ended.
+
+One writer (the conductor), append-only, two lines per attempt: ``start`` and ``end``. An attempt without an end was
+killed; nobody needs to have been there to write that down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from clusterrun.rundir import read_json_lines
+
+
+class Ending(Enum):
+    """How an attempt ended."""
+
+    done = "done"
+    preempted = "preempted"  # the scheduler wants the nodes back
+    time_limit = "time_limit"
+    stopped = "stopped"  # told to stop by a signal of unknown origin
+    cancelled = "cancelled"  # by the user
+    user_code_failed = "user_code_failed"
+    crashed = "crashed"  # a worker died of a signal, or an agent vanished
+    node_lost = "node_lost"
+    preflight_refused = "preflight_refused"
+    not_enough_nodes = "not_enough_nodes"
+    internal_error = "internal_error"
+    killed = "killed"  # no end was written
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One line of the story. Steps are those of the newest checkpoint, None where there was none."""
+
+    number: int
+    started: float  # unix time
+    reason: str
+    job_id: str
+    nodes: tuple[str, ...] = ()
+    saved_before: int | None = None
+    saved_after: int | None = None
+    ended: float | None = None
+    ending: Ending = Ending.killed
+    exit_code: int | None = None  # of the run, when this attempt was its last
+    progressed: bool = False  # the workers said so themselves (scripts keep checkpoints of their own)
+    message: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        return self.ended is None
+
+
+@dataclass
+class Ledger:
+    path: Path
+
+    def attempts(self) -> list[Attempt]:
+        """All attempts, oldest first, read afresh."""
+        found: dict[int, dict[str, Any]] = {}
+        for record in read_json_lines(self.path):
+            entry = found.setdefault(record["attempt"], {})
+            entry.update(record)
+        return [_attempt(entry) for _, entry in sorted(found.items()) if "started" in entry]
+
+    def start(self, *, reason: str, job_id: str, saved_before: int | None) -> int:
+        """Open the next attempt and return its number (from 1)."""
+        number = len(self.attempts()) + 1
+        self._append(
+            attempt=number, event="start", started=time.time(), reason=reason, job_id=job_id, saved_before=saved_before
+        )
+        return number
+
+    def chose(self, number: int, nodes: list[str]) -> None:
+        self._append(attempt=number, event="nodes", nodes=nodes)
+
+    def end(
+        self,
+        number: int,
+        ending: Ending,
+        *,
+        saved_after: int | None,
+        exit_code: int | None = None,
+        progressed: bool = False,
+        message: str = "",
+    ) -> None:
+        self._append(
+            attempt=number,
+            event="end",
+            ended=time.time(),
+            ending=ending.value,
+            saved_after=saved_after,
+            exit_code=exit_code,
+            progressed=progressed,
+            message=message,
+        )
+
+    def stalled(self, saved_now: int | None) -> int:
+        """How many of the newest attempts in a row left no newer checkpoint than they found.
+
+        ``saved_now`` is the newest checkpoint on disk: it tells what a killed attempt saved, since that one wrote no
+        end. Attempts that never got to train (refused by preflight, cancelled) are passed over.
+        """
+        count = 0
+        saved_later = saved_now
+        for attempt in reversed(self.attempts()):
+            after = saved_later if attempt.is_open else attempt.saved_after
+            saved_later = attempt.saved_before
+            if attempt.ending in (Ending.preflight_refused, Ending.not_enough_nodes, Ending.cancelled):
+                continue
+            newer = after is not None and (attempt.saved_before is None or after > attempt.saved_before)
+            if newer or attempt.progressed:
+                break
+            count += 1
+        return count
+
+    def _append(self, **record: Any) -> None:
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            line = json.dumps(record) + "\n"
+            os.write(fd, (line if self._ends_clean() else "\n" + line).encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _ends_clean(self) -> bool:
+        """Whether the file ends with a whole line; a crash of the host may have cut the last one."""
+        with self.path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) == 0:
+                return True
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) == b"\n"
+
+
+def _attempt(entry: dict[str, Any]) -> Attempt:
+    return Attempt(
+        number=entry["attempt"],
+        started=entry["started"],
+        reason=entry.get("reason", ""),
+        job_id=entry.get("job_id", ""),
+        nodes=tuple(entry.get("nodes", ())),
+        saved_before=entry.get("saved_before"),
+        saved_after=entry.get("saved_after"),
+        ended=entry.get("ended"),
+        ending=Ending(entry.get("ending", "killed")),
+        exit_code=entry.get("exit_code"),
+        progressed=entry.get("progressed", False),
+        message=entry.get("message", ""),
+    )

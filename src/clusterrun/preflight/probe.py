@@ -1,0 +1,123 @@
+"""Runs on every node as a step: looks around, prints one report. Quick (no torch), and it judges nothing.
+
+    python -m clusterrun.preflight.probe --run-dir DIR --attempt N --head ADDRESS [--interface IF] [--gpus]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import secrets
+import socket
+import sys
+import time
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+
+from clusterrun import frames, network
+from clusterrun.preflight.report import FRAME, NodeReport
+from clusterrun.rundir import RunDir
+
+PACKAGES = ("clusterrun", "torch", "numpy", "hydra-core", "omegaconf", "submitit", "nvidia-ml-py")
+
+
+def node_name() -> str:
+    """The name the conductor knows this node by."""
+    return os.environ.get("CLUSTERRUN_NODE") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--attempt", required=True, type=int)
+    parser.add_argument("--head", required=True, help="an address of the conductor's host")
+    parser.add_argument("--interface")
+    parser.add_argument("--gpus", action="store_true", help="ask the driver for GPUs")
+    args = parser.parse_args()
+    node = node_name()
+    sys.stdout.write(frames.encode(FRAME, node, asdict(look(node, args))))
+    sys.stdout.flush()
+    return 0
+
+
+def look(node: str, args: argparse.Namespace) -> NodeReport:
+    address, address_problem, port = None, "", None
+    try:
+        address = network.own_address(args.head, args.interface)
+        port = network.free_port(address, f"{args.run_dir.name}/{args.attempt}")
+    except OSError as error:
+        address_problem = str(error)
+    gpus, nvml_problem = count_gpus() if args.gpus else (None, "not asked")
+    run = RunDir(args.run_dir)
+    return NodeReport(
+        node=node,
+        host=socket.gethostname(),
+        python=platform.python_version(),
+        executable=sys.executable,
+        packages=package_versions(),
+        visible_gpus=visible_gpus(),
+        nvml_gpus=gpus,
+        nvml_problem=nvml_problem,
+        cpus=len(os.sched_getaffinity(0)),
+        address=address,
+        address_problem=address_problem,
+        port=port,
+        run_dir_problem=try_writing(run, args.attempt, node),
+        time=time.time(),
+    )
+
+
+def package_versions() -> dict[str, str]:
+    """Installed versions, read from metadata so that nothing heavy is imported."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def visible_gpus() -> int | None:
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if value is None else len([d for d in value.split(",") if d.strip()])
+
+
+def count_gpus() -> tuple[int | None, str]:
+    """GPUs the driver shows, or None and why it could not be asked."""
+    try:
+        import pynvml
+    except ImportError as error:
+        return None, str(error)
+    try:
+        pynvml.nvmlInit()
+        try:
+            return int(pynvml.nvmlDeviceGetCount()), ""
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return None, f"NVML: {error}"
+
+
+def try_writing(run: RunDir, attempt: int, node: str) -> str:
+    """Read the run's configuration and write, sync, read back and remove a file; what went wrong, or ''."""
+    if not run.config.is_file():
+        return f"{run.config}: not visible on this node"
+    token = secrets.token_hex(8)
+    path = run.attempt(attempt).preflight / f".write-test-{node}-{token}"
+    try:
+        with path.open("x") as file:
+            file.write(token)
+            file.flush()
+            os.fsync(file.fileno())
+        read = path.read_text()
+        path.unlink()
+    except OSError as error:
+        return f"{error.filename or path}: {error.strerror}"
+    return "" if read == token else f"{path}: reads back wrong"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

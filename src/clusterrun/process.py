@@ -1,0 +1,64 @@
+"""The one door to subprocesses: argv lists, a time limit, and a failure that carries the output."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from clusterrun.errors import CommandError
+
+
+def run(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> str:
+    """Run to the end and return what was printed on standard output.
+
+    Raises:
+        CommandError: not found, non-zero exit (the message holds the last lines it printed), or over time.
+    """
+    shown = shlex.join(argv)
+    try:
+        done = subprocess.run(
+            list(argv), capture_output=True, text=True, timeout=timeout_s, env=env, stdin=subprocess.DEVNULL, check=False
+        )
+    except FileNotFoundError:
+        raise CommandError(f"{argv[0]}: command not found on this machine") from None
+    except subprocess.TimeoutExpired as error:
+        text = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else (error.stdout or "")
+        raise CommandError(f"{shown}: no answer in {timeout_s:g} s", output=text) from None
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()[-3:]
+        raise CommandError(
+            f"{shown}: exit {done.returncode}: {' / '.join(said)}",
+            output=done.stdout + done.stderr,
+            returncode=done.returncode,
+        )
+    return done.stdout
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdout: IO[bytes] | int = subprocess.DEVNULL,
+    stderr: IO[bytes] | int = subprocess.DEVNULL,
+    cwd: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start in a session of its own, so that a terminal's Ctrl-C does not reach it.
+
+    Raises:
+        CommandError: the program is not there.
+    """
+    try:
+        return subprocess.Popen(
+            list(argv),
+            env=dict(env) if env is not None else None,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise CommandError(f"{argv[0]}: command not found on this machine") from None

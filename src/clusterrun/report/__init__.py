@@ -1,0 +1,1 @@
+"""What a run did, for people: following it live, its summary."""

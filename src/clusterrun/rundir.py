@@ -1,0 +1,200 @@
+"""The run directory: the one owner of every path of a run. No other module spells a file name of it.
+
+    <shared_dir>/runs/<run id>/
+      config.yaml  plan.json  submission.sh     written once, at submission
+      job.json                                  where it was submitted: executor, job id
+      ledger.jsonl                              written by the conductor alone
+      submitit/                                 submitit's pickle and the conductor's own output
+      attempts/<n>/preflight/<node>.json        attempts/<n>/logs/<node>.<rank>.{out,err}
+      attempts/<n>/events/<node>.<rank>.jsonl   attempts/<n>/steps/<step>.{out,err}
+      checkpoints/step-00001200/                checkpoints/LATEST
+      tensorboard/
+
+Directories are made with mode 0700: a run holds logs, code and weights of one user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterrun.errors import RunError
+
+RUNS = "runs"
+
+
+def make_private(path: Path) -> Path:
+    """Make a directory with mode 0700 (parents that exist keep theirs) and return it."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.mkdir(exist_ok=True, mode=0o700)
+    return path
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a small file so that readers see the old or the new text, never a part, also after a crash."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """fsync a directory, so that a name made or renamed in it survives a crash of the server."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    """Paths of one attempt (one start of the run)."""
+
+    root: Path
+    number: int
+
+    @property
+    def preflight(self) -> Path:
+        return self.root / "preflight"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events"
+
+    @property
+    def steps(self) -> Path:
+        return self.root / "steps"
+
+    def make(self) -> None:
+        make_private(self.root)
+        for part in (self.preflight, self.logs, self.events, self.steps):
+            make_private(part)
+
+    def report(self, node: str) -> Path:
+        return self.preflight / f"{node}.json"
+
+    def log(self, node: str, rank: int, restart: int, stream: str) -> Path:
+        """One file per rank and stream; a restart by torchrun inside the attempt gets its own."""
+        suffix = f".r{restart}" if restart else ""
+        return self.logs / f"{node}.{rank}{suffix}.{stream}"
+
+    def error_file(self, node: str, rank: int, restart: int) -> Path:
+        suffix = f".r{restart}" if restart else ""
+        return self.logs / f"{node}.{rank}{suffix}.error.json"
+
+    def event_file(self, node: str, rank: int) -> Path:
+        return self.events / f"{node}.{rank}.jsonl"
+
+    def step_output(self, step: str) -> tuple[Path, Path]:
+        """Standard output and error of a whole step (what srun or the local twin printed)."""
+        return self.steps / f"{step}.out", self.steps / f"{step}.err"
+
+    def event_files(self, rank: int | None = None) -> list[Path]:
+        """Event files of this attempt, of one rank or of all."""
+        pattern = "*.jsonl" if rank is None else f"*.{rank}.jsonl"
+        return sorted(self.events.glob(pattern))
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run. Making a value touches nothing; ``create`` and ``open`` do."""
+
+    root: Path
+
+    @classmethod
+    def create(cls, shared_dir: Path, run_id: str) -> RunDir:
+        """Claim a new run directory. Raises FileExistsError when another submission took the id."""
+        runs = make_private(shared_dir / RUNS)
+        root = runs / run_id
+        root.mkdir(mode=0o700)
+        run = cls(root)
+        for part in (run.attempts, run.checkpoints, run.submitit):
+            make_private(part)
+        return run
+
+    @classmethod
+    def open(cls, root: Path) -> RunDir:
+        """The run at ``root``. Raises RunError when it is not a run directory."""
+        run = cls(root.resolve())
+        if not run.config.is_file():
+            raise RunError(f"{root}: not a run directory (no {run.config.name} in it)")
+        return run
+
+    @property
+    def id(self) -> str:
+        return self.root.name
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def submission(self) -> Path:
+        return self.root / "submission.sh"
+
+    @property
+    def job(self) -> Path:
+        return self.root / "job.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.jsonl"
+
+    @property
+    def submitit(self) -> Path:
+        return self.root / "submitit"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def attempts(self) -> Path:
+        return self.root / "attempts"
+
+    def attempt(self, number: int) -> AttemptDir:
+        return AttemptDir(self.attempts / str(number), number)
+
+    def all_attempts(self) -> list[AttemptDir]:
+        numbers = sorted(int(p.name) for p in self.attempts.glob("*") if p.name.isdigit())
+        return [self.attempt(n) for n in numbers]
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Records of a JSONL file; none when it is not there. Lines that a crash cut short are passed over."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    for line in text.split("\n"):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(record, dict):
+            yield record
