@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from clusterrun.errors import ClusterrunError, ConfigError, ExitCode, choices, n
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from clusterrun.config.schema import RunConfig
     from clusterrun.launch.submit import Submitted
 
 USAGE = "clusterrun [VERB] [OVERRIDES]"
@@ -24,6 +26,7 @@ USAGE = "clusterrun [VERB] [OVERRIDES]"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code."""
+    gc.disable()
     argv = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _dispatch(argv)
@@ -60,19 +63,13 @@ def _plan(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for machines")
     options, overrides = parser.parse_known_args(argv)
 
-    def show(composed: DictConfig) -> int:
-        from clusterrun.config.compose import to_run_config
-        from clusterrun.launch.submit import plan_next
+    def show(config: RunConfig) -> int:
+        from clusterrun.launch.plan import plan_next
+        from clusterrun.report.plan_view import plan_text
 
-        plan = plan_next(to_run_config(composed)).as_json()
-        if options.json:
-            print(json.dumps(plan, indent=1))
-        else:
-            from rich.console import Console
-
-            from clusterrun.report.plan_view import show_plan
-
-            show_plan(plan, Console())
+        plan = plan_next(config).as_json()
+        bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        print(json.dumps(plan, indent=1) if options.json else plan_text(plan, bold=bold))
         return 0
 
     return _over_configs(overrides, show)
@@ -85,20 +82,19 @@ def _resume(argv: list[str]) -> int:
     parser.add_argument("--wait", action=argparse.BooleanOptionalAction, help="follow the run (default on this machine)")
     options = parser.parse_args(argv)
     from clusterrun.launch.submit import find_run, resume
+    from clusterrun.rundir import default_shared_dir
 
-    shared = options.shared_dir or Path(os.environ.get("CLUSTERRUN_SHARED_DIR", "~/clusterrun"))
-    submitted = resume(find_run(options.run, [shared.expanduser()]))
+    shared = options.shared_dir.expanduser() if options.shared_dir else default_shared_dir()
+    submitted = resume(find_run(options.run, [shared]))
     return _announce(submitted, options.wait)
 
 
 VERBS: dict[str, Callable[[list[str]], int]] = {"plan": _plan, "resume": _resume}
 
 
-def _submit_one(composed: DictConfig) -> int:
-    from clusterrun.config.compose import to_run_config
+def _submit_one(config: RunConfig) -> int:
     from clusterrun.launch.submit import submit
 
-    config = to_run_config(composed)
     return _announce(submit(config), config.wait)
 
 
@@ -154,18 +150,20 @@ def _follow(submitted: Submitted, terminal: bool) -> int:
     return followed.exit_code
 
 
-def _over_configs(arguments: list[str], each: Callable[[DictConfig], int]) -> int:
+def _over_configs(arguments: list[str], each: Callable[[RunConfig], int]) -> int:
     """Call ``each`` with every configuration the arguments mean (several with -m). The largest exit code wins.
 
     A point that is wrong is reported and does not hide the others.
     """
-    from clusterrun.config.compose import run_hydra_app
+    from clusterrun.config.compose import compose, run_hydra_app, to_run_config
 
+    if not any(a.startswith("-") for a in arguments):
+        return each(compose(arguments))  # the same configuration as through Hydra's app, in half the time
     codes = [0]
 
     def task(composed: DictConfig) -> None:
         try:
-            codes.append(each(composed))
+            codes.append(each(to_run_config(composed)))
         except ClusterrunError as error:
             print(f"clusterrun: {error}", file=sys.stderr)
             codes.append(int(error.exit_code))

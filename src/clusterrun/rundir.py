@@ -27,6 +27,11 @@ from clusterrun.errors import RunError
 RUNS = "runs"
 
 
+def default_shared_dir() -> Path:
+    """Where runs live when cluster.shared_dir is not given."""
+    return Path(os.environ.get("CLUSTERRUN_SHARED_DIR") or "~/clusterrun").expanduser().absolute()
+
+
 def make_private(path: Path) -> Path:
     """Make a directory with mode 0700 (parents that exist keep theirs) and return it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -27,7 +27,7 @@ from clusterrun.errors import ConfigError, choices, nearest
 
 CONFIG_NAME = "clusterrun"  # not "config": a user's own ./conf/config.yaml must not shadow ours
 GROUPS = ("cluster", "train", "data", "checkpoint", "preflight")
-PACKAGED = "pkg://clusterrun.conf"
+PACKAGED = "clusterrun.conf"
 
 
 def user_config_dirs() -> list[Path]:
@@ -41,9 +41,8 @@ class UserConfigs(SearchPathPlugin):
     """Puts the user's directories before the packaged one, so that they can shadow as well as add."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for directory in user_config_dirs():
-            search_path.append(provider="clusterrun-user", path=f"file://{directory.resolve()}")
-        search_path.append(provider="clusterrun", path=PACKAGED)
+        for directory in reversed(user_config_dirs()):
+            search_path.prepend(provider="clusterrun-user", path=f"file://{directory.resolve()}")
 
 
 def normalise(overrides: Sequence[str]) -> list[str]:
@@ -53,6 +52,8 @@ def normalise(overrides: Sequence[str]) -> list[str]:
     ``cluster.env``, ``cluster.slurm.extra``) a new key needs no ``+``.
     """
     groups = "|".join(GROUPS)
+    if not overrides:
+        return []
     free = "|".join(re.escape(path) for path in _free_dictionaries(RunConfig))
     return [
         re.sub(rf"^({free})(?=[.=])", r"++\1", re.sub(rf"^\+({groups})=", r"\1=", item)) for item in overrides
@@ -99,7 +100,7 @@ def run_hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) 
     sys.argv = ["clusterrun", *normalise(arguments)]
     try:
         with _hydra_errors_raised():
-            hydra.main(config_path=None, config_name=CONFIG_NAME, version_base="1.3")(task)()
+            hydra.main(config_path=f"pkg://{PACKAGED}", config_name=CONFIG_NAME, version_base="1.3")(task)()
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error) from None
     finally:
@@ -115,24 +116,31 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
     _register()
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize(config_path=None, version_base="1.3"):
+        with hydra.initialize_config_module(PACKAGED, version_base="1.3"):
             return to_run_config(hydra.compose(CONFIG_NAME, overrides=normalise(overrides)))
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error) from None
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:
-    """Typed and resolved. Raises ConfigError when something mandatory is missing or an interpolation fails.
-
-    Merging into a fresh schema once more catches what Hydra's ``+key=value`` lets through: keys nobody reads.
-    """
+    """Typed and resolved. Raises ConfigError for keys nobody reads (``+key=value`` lets them in) and bad interpolations."""
     try:
-        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True, enum_to_str=True)
-        loaded = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RunConfig), plain))
+        _refuse_unknown(composed, RunConfig, "")
+        loaded = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise explain(error) from None
     assert isinstance(loaded, RunConfig)
     return loaded
+
+
+def _refuse_unknown(node: DictConfig, schema: type, path: str) -> None:
+    hints = typing.get_type_hints(schema)
+    for key in node:
+        full = f"{path}{key}"
+        if key not in hints:
+            raise _unknown(full)
+        if dataclasses.is_dataclass(hints[key]):
+            _refuse_unknown(node[key], hints[key], f"{full}.")
 
 
 def explain(error: Exception) -> ConfigError:
@@ -160,12 +168,7 @@ def explain(error: Exception) -> ConfigError:
         return ConfigError(f"{key}={value}: several values; sweep over them with -m, or write a list as '{key}=[{value}]'")
     unknown = re.search(r"Key '([^']+)' (?:not in '|is not in struct)", text)
     if unknown or isinstance(cause, ConfigKeyError):
-        key = _full_key(error, cause) or (unknown.group(1) if unknown else "?")
-        parent, _, leaf = key.rpartition(".")
-        known = fields_of(parent)
-        return ConfigError(
-            f"{key}: no such setting.{nearest(leaf, known)} Known{f' in {parent}' if parent else ''}: {choices(known)}"
-        )
+        return _unknown(_full_key(error, cause) or (unknown.group(1) if unknown else "?"))
     key = _full_key(error, cause)
     message = _first_line(cause)
     bad_enum = re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", message)
@@ -174,6 +177,13 @@ def explain(error: Exception) -> ConfigError:
         value = bad_enum.group(1)
         return ConfigError(f"{key}={value}: must be one of {', '.join(known)}.{nearest(value, known)}")
     return ConfigError(f"{key}: {message}" if key and key not in message else message)
+
+
+def _unknown(key: str) -> ConfigError:
+    parent, _, leaf = key.rpartition(".")
+    known = fields_of(parent)
+    inside = f" in {parent}" if parent else ""
+    return ConfigError(f"{key}: no such setting.{nearest(leaf, known)} Known{inside}: {choices(known)}")
 
 
 def fields_of(path: str) -> list[str]:

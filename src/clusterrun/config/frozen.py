@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,14 @@ def load(path: Path) -> RunConfig:
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """Plain values: enums by name, no interpolations."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    """Plain values, enums by name."""
+    plain: dict[str, Any] = _plain(dataclasses.asdict(config))
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.name if isinstance(value, Enum) else value

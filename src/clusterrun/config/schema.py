@@ -136,7 +136,7 @@ class ClusterConfig:
     gpu_model: str | None = None  # as NVML names it, e.g. NVIDIA A100-SXM4-80GB
     accelerator: Accelerator = Accelerator.cpu
     interconnect: InterconnectConfig = field(default_factory=InterconnectConfig)
-    shared_dir: str = "~/clusterrun"  # on a file system that all nodes see
+    shared_dir: str = ""  # on a file system that all nodes see; empty: $CLUSTERRUN_SHARED_DIR, else ~/clusterrun
     local_paths_shared: bool = False  # true where all "hosts" are one machine, so that /tmp is shared
     time_limit: str | None = None  # "D-HH:MM:SS", "HH:MM:SS", or with a unit: 90m, 24h, 2d; null is the site's default
     signal_lead_s: int = 120  # how long before the time limit the run is told to save, seconds

@@ -24,6 +24,7 @@ from clusterrun.config.schema import (
 )
 from clusterrun.config.units import is_memory_size, time_limit_minutes
 from clusterrun.errors import ConfigError
+from clusterrun.rundir import default_shared_dir
 
 NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # never shared between hosts
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
@@ -60,7 +61,9 @@ def validated(config: RunConfig) -> RunConfig:
     """
     config = dataclasses.replace(
         config,
-        cluster=dataclasses.replace(config.cluster, shared_dir=_absolute(config.cluster.shared_dir)),
+        cluster=dataclasses.replace(
+            config.cluster, shared_dir=_absolute(config.cluster.shared_dir or str(default_shared_dir()))
+        ),
         train=dataclasses.replace(config.train, script=_absolute(config.train.script) if config.train.script else None),
         data=dataclasses.replace(config.data, path=_absolute(config.data.path) if config.data.path else None),
     )

@@ -1,4 +1,7 @@
-"""The plan: everything a configuration will do, before it does it. Pure: reads no disk, no clock, no cluster."""
+"""The plan: everything a configuration will do, before it does it.
+
+``make_plan`` is pure. ``plan_next`` looks at the disk for one thing: which run id is free.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from clusterrun.config.validate import validated
 from clusterrun.errors import ConfigError
 from clusterrun.launch.resources import requested_gpus, signal_lead_s
 from clusterrun.launch.sbatch import sbatch_text
-from clusterrun.launch.slurm_steps import srun_argv
+from clusterrun.launch.srun import srun_argv
 from clusterrun.preflight.checks import CHECKS
 from clusterrun.rundir import RUNS, RunDir
 from clusterrun.train.builtin import BUILTINS, TOKENS, VECTORS, check_task_args
@@ -171,3 +174,24 @@ def training_environment(config: RunConfig) -> dict[str, str]:
         "OMP_NUM_THREADS": str(config.cluster.cpus_per_proc),
         **config.cluster.env,
     }
+
+
+def next_run_id(config: RunConfig) -> str:
+    """The first id of base, base-2, base-3, ... that no run directory has yet.
+
+    Raises:
+        ConfigError: run_id was given and is taken.
+    """
+    base = base_run_id(config)
+    runs = Path(config.cluster.shared_dir) / RUNS
+    if not (runs / base).exists():
+        return base
+    if config.run_id is not None:
+        raise ConfigError(f"run_id={base}: {runs / base} exists; go on with it (clusterrun resume {base}) or take another id")
+    return next(name for name in (f"{base}-{i}" for i in range(2, 1_000_000)) if not (runs / name).exists())
+
+
+def plan_next(config: RunConfig) -> Plan:
+    """The plan of what ``submit`` would send right now."""
+    config = validated(config)
+    return make_plan(config, next_run_id(config))

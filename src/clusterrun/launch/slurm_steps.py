@@ -7,41 +7,16 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
 
 from submitit.slurm.slurm import _parse_node_list
 
 from clusterrun import network, process
 from clusterrun.config.schema import ClusterConfig
 from clusterrun.errors import CommandError
+from clusterrun.launch.srun import srun_argv
 from clusterrun.launch.steps import Step, StepSpec
 
 SLURM_TIMEOUT_S = 60.0
-# How long the tasks of a step may go on after the first has ended, seconds; then srun ends them.
-LINGER_S = 60
-
-
-def srun_argv(nodes: Sequence[str], argv: Sequence[str], cluster: ClusterConfig) -> list[str]:
-    """The srun command for one task on each of ``nodes``.
-
-    --cpus-per-task is repeated because srun since 22.05 does not inherit it. --no-kill and --kill-on-bad-exit=0 keep
-    the other tasks running when a node is lost; --wait ends them if they then hang.
-    """
-    return [
-        "srun",
-        f"--nodes={len(nodes)}",
-        f"--ntasks={len(nodes)}",
-        "--ntasks-per-node=1",
-        f"--nodelist={','.join(nodes)}",
-        f"--cpus-per-task={cluster.nproc_per_node * cluster.cpus_per_proc}",
-        "--no-kill",
-        "--kill-on-bad-exit=0",
-        f"--wait={LINGER_S}",
-        "--input=none",
-        "--mpi=none",
-        "--export=ALL",
-        *argv,
-    ]
 
 
 class SlurmSteps:

@@ -13,7 +13,7 @@ from clusterrun.config.validate import validated
 from clusterrun.errors import ConfigError, RunError
 from clusterrun.launch import jobs
 from clusterrun.launch.jobs import Job, JobState
-from clusterrun.launch.plan import Plan, base_run_id, make_plan
+from clusterrun.launch.plan import Plan, make_plan, next_run_id
 from clusterrun.ledger import Ending, Ledger
 from clusterrun.rundir import RUNS, RunDir, write_durably
 
@@ -24,27 +24,6 @@ class Submitted:
     job: Job
     config: RunConfig
     plan: Plan
-
-
-def next_run_id(config: RunConfig) -> str:
-    """The first id of base, base-2, base-3, ... that no run directory has yet.
-
-    Raises:
-        ConfigError: run_id was given and is taken.
-    """
-    base = base_run_id(config)
-    runs = Path(config.cluster.shared_dir) / RUNS
-    if not (runs / base).exists():
-        return base
-    if config.run_id is not None:
-        raise ConfigError(f"run_id={base}: {runs / base} exists; go on with it (clusterrun resume {base}) or take another id")
-    return next(name for name in (f"{base}-{i}" for i in range(2, 1_000_000)) if not (runs / name).exists())
-
-
-def plan_next(config: RunConfig) -> Plan:
-    """The plan of what ``submit`` would send right now."""
-    config = validated(config)
-    return make_plan(config, next_run_id(config))
 
 
 def submit(config: RunConfig) -> Submitted:
