@@ -59,7 +59,11 @@ def _run(argv: list[str]) -> int:
 
 
 def _plan(argv: list[str]) -> int:
-    parser = _parser("plan", "Show what would be submitted, and submit nothing.", "clusterrun plan +cluster=a100_nvswitch train=ddp_linear")
+    parser = _parser(
+        "plan",
+        "Show what would be submitted, and submit nothing.",
+        "clusterrun plan +cluster=a100_nvswitch train=ddp_linear",
+    )
     parser.add_argument("--json", action="store_true", help="for machines")
     options, overrides = parser.parse_known_args(argv)
 
@@ -76,10 +80,18 @@ def _plan(argv: list[str]) -> int:
 
 
 def _resume(argv: list[str]) -> int:
-    parser = _parser("resume", "Go on with a run that stopped, from its newest checkpoint.", "clusterrun resume ddp_linear-laptop-1a2b3c4d")
+    parser = _parser(
+        "resume",
+        "Go on with a run that stopped, from its newest checkpoint.",
+        "clusterrun resume ddp_linear-laptop-1a2b3c4d",
+    )
     parser.add_argument("run", metavar="RUN", help="run directory, run id, or the beginning of an id")
-    parser.add_argument("--shared-dir", type=Path, help="where runs are (default: CLUSTERRUN_SHARED_DIR or ~/clusterrun)")
-    parser.add_argument("--wait", action=argparse.BooleanOptionalAction, help="follow the run (default on this machine)")
+    parser.add_argument(
+        "--shared-dir", type=Path, help="where runs are (default: CLUSTERRUN_SHARED_DIR or ~/clusterrun)"
+    )
+    parser.add_argument(
+        "--wait", action=argparse.BooleanOptionalAction, help="follow the run (default on this machine)"
+    )
     options = parser.parse_args(argv)
     from clusterrun.launch.submit import find_run, resume
     from clusterrun.rundir import default_shared_dir
@@ -140,9 +152,13 @@ def _follow(submitted: Submitted, terminal: bool) -> int:
         followed = follow(run, state, console)
     except KeyboardInterrupt:
         if submitted.config.cluster.executor is Executor.slurm:
-            console.print(f"\nno longer following; the job goes on. Cancel it with: {jobs.how_to_cancel(job)}", markup=False)
+            console.print(
+                f"\nno longer following; the job goes on. Cancel it with: {jobs.how_to_cancel(job)}", markup=False
+            )
             return int(ExitCode.CANCELLED)
-        console.print("\nstopping: the workers save at their next step (Ctrl-C again to leave them to it)", markup=False)
+        console.print(
+            "\nstopping: the workers save at their next step (Ctrl-C again to leave them to it)", markup=False
+        )
         jobs.cancel(job)
         followed = follow(run, state, console)
     for line in summary(run, followed):

@@ -43,7 +43,9 @@ def own_address(peer: str, interface: str | None) -> str:
         return address_toward(peer)
     known = interfaces()
     if interface not in known:
-        raise OSError(f"interface {interface}: not here or without an IPv4 address (there are: {', '.join(sorted(known))})")
+        raise OSError(
+            f"interface {interface}: not here or without an IPv4 address (there are: {', '.join(sorted(known))})"
+        )
     return known[interface]
 
 

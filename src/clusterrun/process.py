@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from clusterrun.errors import CommandError
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def run(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> str:
@@ -20,7 +25,13 @@ def run(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None 
     shown = shlex.join(argv)
     try:
         done = subprocess.run(
-            list(argv), capture_output=True, text=True, timeout=timeout_s, env=env, stdin=subprocess.DEVNULL, check=False
+            list(argv),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except FileNotFoundError:
         raise CommandError(f"{argv[0]}: command not found on this machine") from None
@@ -62,3 +73,12 @@ def start(
         )
     except FileNotFoundError:
         raise CommandError(f"{argv[0]}: command not found on this machine") from None
+
+
+def signal_when_parent_dies(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends. Linux only."""
+    parent = os.getppid()
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it died in between
+        os.kill(os.getpid(), number)

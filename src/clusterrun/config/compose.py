@@ -55,9 +55,7 @@ def normalise(overrides: Sequence[str]) -> list[str]:
     if not overrides:
         return []
     free = "|".join(re.escape(path) for path in _free_dictionaries(RunConfig))
-    return [
-        re.sub(rf"^({free})(?=[.=])", r"++\1", re.sub(rf"^\+({groups})=", r"\1=", item)) for item in overrides
-    ]
+    return [re.sub(rf"^({free})(?=[.=])", r"++\1", re.sub(rf"^\+({groups})=", r"\1=", item)) for item in overrides]
 
 
 def _free_dictionaries(schema: type, prefix: str = "") -> list[str]:
@@ -165,7 +163,9 @@ def explain(error: Exception) -> ConfigError:
     ambiguous = re.match(r"Ambiguous value for argument '([^']*)'", str(error))
     if ambiguous:
         key, _, value = ambiguous.group(1).partition("=")
-        return ConfigError(f"{key}={value}: several values; sweep over them with -m, or write a list as '{key}=[{value}]'")
+        return ConfigError(
+            f"{key}={value}: several values; sweep over them with -m, or write a list as '{key}=[{value}]'"
+        )
     unknown = re.search(r"Key '([^']+)' (?:not in '|is not in struct)", text)
     if unknown or isinstance(cause, ConfigKeyError):
         return _unknown(_full_key(error, cause) or (unknown.group(1) if unknown else "?"))
@@ -214,4 +214,3 @@ def _full_key(*errors: BaseException) -> str:
         if found:
             return found.group(1)
     return ""
-

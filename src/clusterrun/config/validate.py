@@ -73,7 +73,9 @@ def validated(config: RunConfig) -> RunConfig:
     for field in ("name", "run_id"):
         value = getattr(config, field)
         if value is not None and not _NAME.fullmatch(value):
-            raise ConfigError(f"{field}={value}: letters, digits, '.', '_' and '-', at most 80, starting with a letter or digit")
+            raise ConfigError(
+                f"{field}={value}: letters, digits, '.', '_' and '-', at most 80, starting with a letter or digit"
+            )
     _between("seed", config.seed, 0, 2**32 - 1)
     _check_cluster(config.cluster)
     _check_slurm(config.cluster.slurm)
@@ -153,7 +155,9 @@ def _check_slurm(slurm: SlurmConfig) -> None:
     for option in slurm.extra:
         plain = str(option).lstrip("-").replace("_", "-")
         if plain in OWNED_OPTIONS:
-            raise ConfigError(f"cluster.slurm.extra.{option}: clusterrun sets --{plain} itself, from {OWNED_OPTIONS[plain]}")
+            raise ConfigError(
+                f"cluster.slurm.extra.{option}: clusterrun sets --{plain} itself, from {OWNED_OPTIONS[plain]}"
+            )
         if not re.fullmatch(r"[a-z][a-z0-9-]*", plain):
             raise ConfigError(f"cluster.slurm.extra.{option}: not the name of an sbatch option")
 
@@ -162,7 +166,9 @@ def _check_train(train: TrainConfig) -> None:
     if not _NAME.fullmatch(train.name):
         raise ConfigError(f"train.name={train.name}: letters, digits, '.', '_' and '-' only")
     if train.task is not None and train.script is not None:
-        raise ConfigError(f"train.task={train.task} and train.script={train.script}: give one; train=script sets task to null")
+        raise ConfigError(
+            f"train.task={train.task} and train.script={train.script}: give one; train=script sets task to null"
+        )
     if train.task is None:
         if train.script is None:
             raise ConfigError("train.script: must be given with train=script, e.g. train.script=my.py")
@@ -205,7 +211,9 @@ def _check_checkpoint(checkpoint: CheckpointConfig) -> None:
     if checkpoint.every_steps is not None:
         _between("checkpoint.every_steps", checkpoint.every_steps, 1, 10**12)
     if checkpoint.keep < 2:
-        raise ConfigError(f"checkpoint.keep={checkpoint.keep}: keep at least 2, so that a damaged one has a predecessor")
+        raise ConfigError(
+            f"checkpoint.keep={checkpoint.keep}: keep at least 2, so that a damaged one has a predecessor"
+        )
     _between("checkpoint.timeout_s", checkpoint.timeout_s, 1, 24 * 3600)
 
 

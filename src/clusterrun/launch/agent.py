@@ -13,7 +13,6 @@ What it adds to plain torchrun:
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import signal
 import sys
@@ -25,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from clusterrun import frames, network
+from clusterrun import frames, network, process
 from clusterrun.launch.outcome import FRAME, How, Outcome
 from clusterrun.preflight.probe import node_name
 from clusterrun.rundir import AttemptDir, RunDir
@@ -33,7 +32,6 @@ from clusterrun.rundir import AttemptDir, RunDir
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-_PR_SET_PDEATHSIG = 1
 # After a worker failed, how long its peers on the node get before SIGKILL, seconds. They can't save without it anyway.
 _SHUTDOWN_TIMEOUT_S = 10
 # A worker without a SIGTERM handler after this long has none, seconds; before, it is still starting.
@@ -51,7 +49,9 @@ def main() -> int:
 
     stop = StopForwarder()
     stop.install()
-    _end_with_parent()
+    if "CLUSTERRUN_LOCAL_STEP" in os.environ:
+        # torchrun ends its workers on SIGINT; on a laptop nobody else would clean up after a killed conductor.
+        process.signal_when_parent_dies(signal.SIGINT)
     node = node_name()
     with tempfile.TemporaryDirectory(prefix="clusterrun-") as scratch:
         stopped_file = Path(scratch) / "stopped"
@@ -164,12 +164,6 @@ def _catches_sigterm(pid: int) -> bool:
         return False
     caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(caught >> (signal.SIGTERM - 1) & 1)
-
-
-def _end_with_parent() -> None:
-    """SIGINT (torchrun then ends its workers) when the parent dies: on a laptop nobody else would clean up."""
-    if "CLUSTERRUN_LOCAL_STEP" in os.environ:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def _set_network_environment(address: str) -> None:

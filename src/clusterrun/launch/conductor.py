@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from clusterrun import frames
+from clusterrun import frames, process
 from clusterrun.checkpoint.store import Store
 from clusterrun.config import frozen
-from clusterrun.config.schema import RunConfig
+from clusterrun.config.schema import Executor, RunConfig
 from clusterrun.errors import CommandError, ExitCode
 from clusterrun.launch import outcome as outcomes
 from clusterrun.launch.allocation import Allocation, allocation_for
@@ -42,7 +42,9 @@ _REQUEUED = (Ending.preempted, Ending.time_limit, Ending.stopped)
 class Conductor:
     """One start of a run, from its first step to the exit code of the job."""
 
-    def __init__(self, run: RunDir, config: RunConfig, allocation: Allocation, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, run: RunDir, config: RunConfig, allocation: Allocation, say: Callable[[str], None] = print
+    ) -> None:
         self._run = run
         self._config = config
         self._allocation = allocation
@@ -136,7 +138,9 @@ class Conductor:
         endpoint = f"{head.address}:{head.port}"
         argv = training_argv(self._config, self._run, attempt.number, endpoint, secrets.token_hex(16))
         self._say(f"training: attempt {attempt.number} on {', '.join(nodes)}, rendezvous at {endpoint}")
-        step = self._allocation.steps.start(StepSpec("training", nodes, argv, out, err, training_environment(self._config)))
+        step = self._allocation.steps.start(
+            StepSpec("training", nodes, argv, out, err, training_environment(self._config))
+        )
         asked = 0.0
         while step.poll() is None:
             if self._signals and time.monotonic() - asked > _STOP_REPEAT_S:
@@ -194,7 +198,9 @@ class Conductor:
 
     def _give_up(self, stalled: int) -> int:
         last = self._ledger.attempts()[-1]
-        message = f"{stalled} attempts in a row without a newer checkpoint, the last: {last.ending.value}. {last.message}"
+        message = (
+            f"{stalled} attempts in a row without a newer checkpoint, the last: {last.ending.value}. {last.message}"
+        )
         self._ledger.end(
             last.number,
             last.ending,
@@ -251,6 +257,8 @@ class Entry:
     def __call__(self) -> None:
         run = RunDir.open(Path(self.run_dir))
         config = frozen.load(run.config)
+        if config.cluster.executor is Executor.local:
+            process.signal_when_parent_dies(signal.SIGTERM)  # nobody else would end a run whose controller is gone
         allocation = allocation_for(config.cluster, signal_lead_s(config))
         raise SystemExit(Conductor(run, config, allocation, say=_say).conduct())
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
-from pathlib import Path
 
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -22,11 +21,13 @@ from clusterrun.config.schema import Accelerator, Executor, RunConfig
 from clusterrun.config.units import time_limit_minutes
 from clusterrun.errors import CommandError, RunError, SubmissionError
 from clusterrun.launch.conductor import Entry
+from clusterrun.launch.local_steps import processes_with
 from clusterrun.launch.resources import signal_lead_s
 from clusterrun.launch.sbatch import executor_for
 from clusterrun.rundir import RunDir, write_durably
 
 _SLURM_TIMEOUT_S = 60.0
+RUN_MARK = "CLUSTERRUN_RUN"
 _NO_LIMIT_MIN = 60 * 24 * 365  # submitit's local executor wants a limit
 
 
@@ -43,8 +44,10 @@ class Job:
 
     executor: str
     job_id: str
+    run_dir: str
+    name: str  # the run id; Slurm uses job ids again
+    workdir: str  # where it was submitted from: a user's own modules and relative paths mean this
     submitted: float  # unix time
-    process_start: int | None = None  # local: start time of the process in clock ticks, since ids are used again
 
     @classmethod
     def of(cls, run: RunDir) -> Job:
@@ -72,14 +75,18 @@ def submit(run: RunDir, config: RunConfig) -> Job:
 def state_of(job: Job) -> tuple[JobState, str]:
     """How the job stands, and in the scheduler's words why (for a pending one)."""
     if job.executor == Executor.local.value:
-        return (JobState.running if _is_alive(job) else JobState.ended), ""
+        return (JobState.running if _local_processes(job) else JobState.ended), ""
     try:
-        shown = process.run(["squeue", "--noheader", "--jobs", job.job_id, "--format=%T|%r"], timeout_s=_SLURM_TIMEOUT_S)
+        argv = ["squeue", "--noheader", "--jobs", job.job_id, "--format=%j|%T|%r"]
+        shown = process.run(argv, timeout_s=_SLURM_TIMEOUT_S)
     except CommandError as error:
         if "Invalid job id" in error.output:
             return JobState.ended, ""
         return JobState.unknown, str(error)
-    state, _, reason = shown.strip().partition("|")
+    name, _, rest = shown.strip().partition("|")
+    state, _, reason = rest.partition("|")
+    if name != job.name:
+        return JobState.ended, ""
     if state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"):
         return JobState.pending, reason
     return (JobState.running if state in ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED") else JobState.ended), ""
@@ -89,7 +96,7 @@ def cancel(job: Job) -> None:
     """Ask the job to end. The conductor then stops the workers, who save."""
     if job.executor == Executor.slurm.value:
         process.run(["scancel", job.job_id], timeout_s=_SLURM_TIMEOUT_S)
-    elif _is_alive(job):
+    elif int(job.job_id) in _local_processes(job):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(job.job_id), signal.SIGTERM)
 
@@ -115,7 +122,7 @@ def _submit_slurm(run: RunDir, config: RunConfig) -> Job:
         said = (words.getvalue().strip() or str(error)).replace("sbatch: error: ", "").splitlines()
         raise SubmissionError(f"sbatch refused: {' / '.join(line for line in said if line)}") from None
     shutil.copyfile(job.paths.submission_file, run.submission)
-    return Job(Executor.slurm.value, str(job.job_id), time.time())
+    return Job(Executor.slurm.value, str(job.job_id), str(run.root), run.id, os.getcwd(), time.time())
 
 
 def _submit_local(run: RunDir, config: RunConfig) -> Job:
@@ -124,9 +131,9 @@ def _submit_local(run: RunDir, config: RunConfig) -> Job:
     limit = time_limit_minutes(cluster.time_limit) if cluster.time_limit else _NO_LIMIT_MIN
     gpus = cluster.nodes * cluster.nproc_per_node if cluster.accelerator is Accelerator.cuda else 0
     executor.update_parameters(timeout_min=limit, signal_delay_s=signal_lead_s(config), gpus_per_node=gpus)
-    with _out_of_the_terminals_reach():
+    with _out_of_the_terminals_reach(), _marked(run):
         job = executor.submit(Entry(str(run.root)))
-    return Job(Executor.local.value, str(job.job_id), time.time(), _start_time(int(job.job_id)))
+    return Job(Executor.local.value, str(job.job_id), str(run.root), run.id, os.getcwd(), time.time())
 
 
 @contextlib.contextmanager
@@ -143,20 +150,18 @@ def _out_of_the_terminals_reach() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _start_time(pid: int) -> int | None:
+@contextlib.contextmanager
+def _marked(run: RunDir) -> Iterator[None]:
+    """Processes started in here carry the run's directory in their environment."""
+    os.environ[RUN_MARK] = str(run.root)
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None
+        yield
+    finally:
+        del os.environ[RUN_MARK]
 
 
-def _is_alive(job: Job) -> bool:
-    """Whether the very process that was started still runs (a zombie does not)."""
-    pid = int(job.job_id)
+def _local_processes(job: Job) -> list[int]:
+    """Ids of every process of a local run, found by the mark in their environment: ids alone are used again."""
     with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)  # reap it when it was our own child
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z" and _start_time(pid) == job.process_start
+        os.waitpid(int(job.job_id), os.WNOHANG)  # reap it when it was our own child
+    return processes_with(RUN_MARK, job.run_dir)

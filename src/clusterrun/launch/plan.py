@@ -134,7 +134,14 @@ def check_task(config: RunConfig) -> None:
 
 def preflight_argv(config: RunConfig, run: RunDir, attempt: int, head: str) -> list[str]:
     """The command each node runs to report what it sees."""
-    argv = [sys.executable, "-m", "clusterrun.preflight.probe", f"--run-dir={run.root}", f"--attempt={attempt}", f"--head={head}"]
+    argv = [
+        sys.executable,
+        "-m",
+        "clusterrun.preflight.probe",
+        f"--run-dir={run.root}",
+        f"--attempt={attempt}",
+        f"--head={head}",
+    ]
     if config.cluster.interconnect.interface:
         argv.append(f"--interface={config.cluster.interconnect.interface}")
     if config.cluster.accelerator is Accelerator.cuda:
@@ -187,7 +194,9 @@ def next_run_id(config: RunConfig) -> str:
     if not (runs / base).exists():
         return base
     if config.run_id is not None:
-        raise ConfigError(f"run_id={base}: {runs / base} exists; go on with it (clusterrun resume {base}) or take another id")
+        raise ConfigError(
+            f"run_id={base}: {runs / base} exists; go on with it (clusterrun resume {base}) or take another id"
+        )
     return next(name for name in (f"{base}-{i}" for i in range(2, 1_000_000)) if not (runs / name).exists())
 
 

@@ -60,7 +60,9 @@ def _parameters(config: RunConfig, run: RunDir) -> dict[str, Any]:
         value = getattr(slurm, name)
         if value is not None:
             extra[name] = value
-    extra.update({str(k).lstrip("-").replace("-", "_"): v for k, v in slurm.extra.items() if v is not None and v is not False})
+    extra.update(
+        {str(k).lstrip("-").replace("-", "_"): v for k, v in slurm.extra.items() if v is not None and v is not False}
+    )
     parameters: dict[str, Any] = {
         "job_name": run.id,
         "nodes": cluster.nodes + cluster.spare_nodes,
@@ -74,6 +76,17 @@ def _parameters(config: RunConfig, run: RunDir) -> dict[str, Any]:
         "use_srun": False,
         "additional_parameters": extra,
     }
-    for name in ("partition", "account", "qos", "constraint", "exclude", "nodelist", "dependency", "comment", "mail_type", "mail_user"):
+    for name in (
+        "partition",
+        "account",
+        "qos",
+        "constraint",
+        "exclude",
+        "nodelist",
+        "dependency",
+        "comment",
+        "mail_type",
+        "mail_user",
+    ):
         parameters[name] = getattr(slurm, name)
     return parameters

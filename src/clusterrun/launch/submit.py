@@ -66,7 +66,18 @@ def resume(run: RunDir) -> Submitted:
         raise RunError(f"{run.id}: is done; nothing to resume")
     _check_inside_job(config)
     plan = make_plan(config, run.id)
+    if run.job.exists():
+        _enter(Path(Job.of(run).workdir))
     return Submitted(run, jobs.submit(run, config), config, plan)
+
+
+def _enter(workdir: Path) -> None:
+    try:
+        os.chdir(workdir)
+    except OSError as error:
+        raise RunError(
+            f"{workdir}: the run was submitted from there, and it can't be entered ({error.strerror})"
+        ) from None
 
 
 def find_run(name: str, shared_dirs: list[Path]) -> RunDir:

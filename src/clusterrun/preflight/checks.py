@@ -61,11 +61,17 @@ def gpu_count(e: Evidence) -> Iterator[Finding]:
     wanted = e.cluster.nproc_per_node
     for node, report in e.reports.items():
         if e.cluster.accelerator is Accelerator.cpu:
-            if not e.cluster.gpus_per_node or e.cluster.slurm.gpu_request is GpuRequest.none or report.visible_gpus is None:
+            if (
+                not e.cluster.gpus_per_node
+                or e.cluster.slurm.gpu_request is GpuRequest.none
+                or report.visible_gpus is None
+            ):
                 continue
             seen, source = report.visible_gpus, "CUDA_VISIBLE_DEVICES"
         elif report.nvml_gpus is None:
-            yield Finding("gpu_count", node, Verdict.UNKNOWN, report.nvml_problem, "is the NVIDIA driver installed there?")
+            yield Finding(
+                "gpu_count", node, Verdict.UNKNOWN, report.nvml_problem, "is the NVIDIA driver installed there?"
+            )
             continue
         else:
             seen, source = report.nvml_gpus, "NVML"

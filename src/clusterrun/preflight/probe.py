@@ -1,6 +1,6 @@
 """Runs on every node as a step: looks around, prints one report. Quick (no torch), and it judges nothing.
 
-    python -m clusterrun.preflight.probe --run-dir DIR --attempt N --head ADDRESS [--interface IF] [--gpus]
+python -m clusterrun.preflight.probe --run-dir DIR --attempt N --head ADDRESS [--interface IF] [--gpus]
 """
 
 from __future__ import annotations

@@ -59,7 +59,9 @@ class Finding:
         return {**dataclasses.asdict(self), "verdict": self.verdict.value}
 
     def __str__(self) -> str:
-        return f"{self.verdict.value} {self.node} {self.check}: {self.finding}" + (f" ({self.advice})" if self.advice else "")
+        return f"{self.verdict.value} {self.node} {self.check}: {self.finding}" + (
+            f" ({self.advice})" if self.advice else ""
+        )
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,16 @@ def follow(run: RunDir, state_of: StateOf, console: Console) -> Followed:
                 return Followed(int(ExitCode.USER_CODE_FAILED), message, progress, attempts, now - begin)
             where = _phase(current, state, reason, progress)
             if view and task is not None:
-                view.update(task, description=where, total=progress.total_steps, completed=progress.step, detail=detail(progress))
+                view.update(
+                    task,
+                    description=where,
+                    total=progress.total_steps,
+                    completed=progress.step,
+                    detail=detail(progress),
+                )
             elif now - last_line > _PLAIN_EVERY_S:
                 last_line = now
-                console.print(f"{where}: {detail(progress) or '...'}", highlight=False)
+                console.print(f"{where}: {detail(progress) or '...'}", highlight=False, soft_wrap=True)
             time.sleep(_POLL_S)
     finally:
         if view:
@@ -112,7 +118,9 @@ def summary(run: RunDir, f: Followed) -> list[str]:
         lines.append(f"  {f.message}")
     if p.total_steps:
         loss = f", loss {p.loss:.6f}" if p.loss is not None else ""
-        lines.append(f"  step {p.step} of {p.total_steps}{loss}, {clock(f.seconds)} in all, attempts: {len(f.attempts)}")
+        lines.append(
+            f"  step {p.step} of {p.total_steps}{loss}, {clock(f.seconds)} in all, attempts: {len(f.attempts)}"
+        )
     if p.world_size:
         lines.append(f"  world size {p.world_size}, batch {p.global_batch} ({p.batch_per_rank} per rank)")
     if p.saved_step is not None:
