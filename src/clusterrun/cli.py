@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from clusterrun import __version__
 from clusterrun.errors import ClusterrunError, ConfigError, ExitCode, choices, nearest
@@ -149,7 +149,7 @@ def _follow(submitted: Submitted, terminal: bool) -> int:
         return now.value, reason
 
     try:
-        followed = follow(run, state, console)
+        followed = follow(run, submitted.attempts_before, state, console)
     except KeyboardInterrupt:
         if submitted.config.cluster.executor is Executor.slurm:
             console.print(
@@ -160,7 +160,7 @@ def _follow(submitted: Submitted, terminal: bool) -> int:
             "\nstopping: the workers save at their next step (Ctrl-C again to leave them to it)", markup=False
         )
         jobs.cancel(job)
-        followed = follow(run, state, console)
+        followed = follow(run, submitted.attempts_before, state, console)
     for line in summary(run, followed):
         console.print(line, markup=False, soft_wrap=True)
     return followed.exit_code
@@ -192,8 +192,15 @@ def _over_configs(arguments: list[str], each: Callable[[RunConfig], int]) -> int
     return max(codes)
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse, with errors like all others: one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
 def _parser(verb: str, description: str, example: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=f"clusterrun {verb}",
         description=description,
         epilog=f"example: {example}",

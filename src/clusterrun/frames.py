@@ -9,6 +9,7 @@ another's. Each frame is cut into lines short enough to stay whole, and each lin
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 from collections import defaultdict
@@ -16,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _PAYLOAD = 600  # characters of base64 per line; with the head well below 1,024 bytes
-_LINE = re.compile(r"@@clusterrun (\S+) (\S+) (\d+)/(\d+) (\S+)")
+_LINE = re.compile(r"@@clusterrun (\S+) (\S+) (\d{1,6})/(\d{1,6}) (\S+)")
 
 
 def encode(kind: str, node: str, value: Any) -> str:
@@ -39,6 +40,7 @@ def decode(kind: str, lines: Iterable[str]) -> dict[str, Any]:
             parts[node].clear()
         parts[node][part] = match.group(5)
         if len(parts[node]) == total:
-            text = "".join(parts[node][i] for i in range(1, total + 1))
-            found[node] = json.loads(base64.b64decode(text))
+            with contextlib.suppress(KeyError, ValueError):  # damaged, or not ours
+                text = "".join(parts[node][i] for i in range(1, total + 1))
+                found[node] = json.loads(base64.b64decode(text, validate=True))
     return found

@@ -70,7 +70,7 @@ class Ledger:
 
     def start(self, *, reason: str, job_id: str, saved_before: int | None) -> int:
         """Open the next attempt and return its number (from 1)."""
-        number = len(self.attempts()) + 1
+        number = max((attempt.number for attempt in self.attempts()), default=0) + 1
         self._append(
             attempt=number, event="start", started=time.time(), reason=reason, job_id=job_id, saved_before=saved_before
         )

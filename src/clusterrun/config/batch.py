@@ -33,7 +33,7 @@ def batch_sizes(train: TrainConfig, world_size: int) -> BatchSizes:
         if per_rank % train.accumulate:
             raise ConfigError(
                 f"train.batch_per_rank={per_rank}: not divisible by train.accumulate={train.accumulate}; "
-                f"nearest that is: {max(1, per_rank // train.accumulate) * train.accumulate}"
+                f"nearest that is: {_nearest_multiple(per_rank, train.accumulate)}"
             )
     else:
         assert train.global_batch is not None
@@ -41,7 +41,11 @@ def batch_sizes(train: TrainConfig, world_size: int) -> BatchSizes:
         if train.global_batch % unit:
             raise ConfigError(
                 f"train.global_batch={train.global_batch}: not divisible by world size {world_size} x "
-                f"train.accumulate={train.accumulate}; nearest that is: {max(1, train.global_batch // unit) * unit}"
+                f"train.accumulate={train.accumulate}; nearest that is: {_nearest_multiple(train.global_batch, unit)}"
             )
         per_rank = train.global_batch // world_size
     return BatchSizes(global_=per_rank * world_size, per_rank=per_rank, micro=per_rank // train.accumulate)
+
+
+def _nearest_multiple(value: int, unit: int) -> int:
+    return max(1, (value + unit // 2) // unit) * unit

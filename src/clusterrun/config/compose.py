@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -26,6 +29,7 @@ from clusterrun.config.schema import RunConfig
 from clusterrun.errors import ConfigError, choices, nearest
 
 CONFIG_NAME = "clusterrun"  # not "config": a user's own ./conf/config.yaml must not shadow ours
+_HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError)
 GROUPS = ("cluster", "train", "data", "checkpoint", "preflight")
 PACKAGED = "clusterrun.conf"
 
@@ -54,6 +58,9 @@ def normalise(overrides: Sequence[str]) -> list[str]:
     groups = "|".join(GROUPS)
     if not overrides:
         return []
+    for item in overrides:
+        if re.fullmatch(rf"[+~]*({groups})?=(null|true|false|[\d.]+)", item, flags=re.IGNORECASE) or item.startswith("="):
+            raise ConfigError(f"{item}: not key=value; a group takes the name of one of its configs, e.g. cluster=laptop")
     free = "|".join(re.escape(path) for path in _free_dictionaries(RunConfig))
     return [re.sub(rf"^({free})(?=[.=])", r"++\1", re.sub(rf"^\+({groups})=", r"\1=", item)) for item in overrides]
 
@@ -94,15 +101,35 @@ def run_hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) 
     ``task`` is called with each composed configuration. Raises ConfigError for anything the user got wrong.
     """
     _register()
+    _check_flags(arguments)
+    composed: list[DictConfig] = []
+
+    def collect(config: DictConfig) -> None:
+        composed.append(config)
+
     saved = sys.argv
     sys.argv = ["clusterrun", *normalise(arguments)]
     try:
         with _hydra_errors_raised():
-            hydra.main(config_path=f"pkg://{PACKAGED}", config_name=CONFIG_NAME, version_base="1.3")(task)()
-    except (HydraException, OmegaConfBaseException) as error:
+            hydra.main(config_path=f"pkg://{PACKAGED}", config_name=CONFIG_NAME, version_base="1.3")(collect)()
+    except _HYDRA_ERRORS as error:
         raise explain(error) from None
     finally:
         sys.argv = saved
+    for config in composed:
+        task(config)
+
+
+def _check_flags(arguments: Sequence[str]) -> None:
+    """Refuse flags that Hydra does not know, in one line where its parser would print its whole usage."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            get_args_parser().parse_args(list(arguments))
+    except SystemExit as end:
+        if end.code:
+            raise ConfigError(f"{said.getvalue().strip().rpartition('error: ')[2]}; see clusterrun --help") from None
+        raise
 
 
 def compose(overrides: Sequence[str] = ()) -> RunConfig:
@@ -115,9 +142,10 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_module(PACKAGED, version_base="1.3"):
-            return to_run_config(hydra.compose(CONFIG_NAME, overrides=normalise(overrides)))
-    except (HydraException, OmegaConfBaseException) as error:
+            composed = hydra.compose(CONFIG_NAME, overrides=normalise(overrides))
+    except _HYDRA_ERRORS as error:
         raise explain(error) from None
+    return to_run_config(composed)
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:
@@ -147,13 +175,16 @@ def explain(error: Exception) -> ConfigError:
         group, _, option = error.missing_cfg_file.rpartition("/")
         known = [o for o in error.options or [] if o != CONFIG_NAME]
         searched = ", ".join([*map(str, user_config_dirs()), "the packaged configs"])
+        listed = f" Known: {choices(known)}" if known else ""
         return ConfigError(
-            f"{group or 'config'}={option}: no such config.{nearest(option, known)} Known: {choices(known)} "
+            f"{group or 'config'}={option}: no such config.{nearest(option, known)}{listed} "
             f"(looked in {searched})"
         )
+    if isinstance(error, (yaml.YAMLError, UnicodeDecodeError)):
+        return _unreadable(error)
     if isinstance(error, OverrideParseException):
         return ConfigError(
-            f"'{error.override}': can't be read as key=value ({_first_line(error)}); "
+            f"{error.override!r}: can't be read as key=value ({_first_line(error)}); "
             "quote values with spaces or commas, e.g. 'train.args=[--epochs,3]'"
         )
     cause = error.__cause__ if isinstance(error, ConfigCompositionException) and error.__cause__ else error
@@ -176,14 +207,43 @@ def explain(error: Exception) -> ConfigError:
         known = bad_enum.group(2).split(", ")
         value = bad_enum.group(1)
         return ConfigError(f"{key}={value}: must be one of {', '.join(known)}.{nearest(value, known)}")
-    return ConfigError(f"{key}: {message}" if key and key not in message else message)
+    override = re.match(r"Error merging override \+*(.+)", str(error))
+    in_file = re.match(r"In '([^']+)': \w+ raised while composing config:\n(.+)", str(error))
+    subject = override.group(1) if override else key
+    if in_file:
+        message, subject = in_file.group(2), f"{key or 'settings'} (in {in_file.group(1)}.yaml)"
+    for pattern, advice in _PLAIN_WORDS:
+        if re.match(pattern, message):
+            value = re.match(r"Value '(.*)' (?:of type|is not)", message)
+            shown = f"{subject}={value.group(1)}" if value and not override else subject
+            return ConfigError(f"{shown}: {advice}")
+    return ConfigError(f"{subject}: {message}" if subject and subject not in message else message)
+
+
+def _unreadable(error: yaml.YAMLError | UnicodeDecodeError) -> ConfigError:
+    """A user's file that is no YAML, or no text."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        problem = getattr(error, "problem", None) or "bad YAML"
+        return ConfigError(f"{mark.name}, line {mark.line + 1}: {problem}; correct the YAML there")
+    bad = [p for d in user_config_dirs() for p in sorted(d.rglob("*.yaml")) if p.is_file() and not _is_text(p)]
+    return ConfigError(f"{bad[0] if bad else 'a configuration file'}: is not UTF-8 text; save it as UTF-8")
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return True
 
 
 def _unknown(key: str) -> ConfigError:
     parent, _, leaf = key.rpartition(".")
     known = fields_of(parent)
     inside = f" in {parent}" if parent else ""
-    return ConfigError(f"{key}: no such setting.{nearest(leaf, known)} Known{inside}: {choices(known)}")
+    listed = f" Known{inside}: {choices(known)}" if known else ""
+    return ConfigError(f"{key}: no such setting.{nearest(leaf, known)}{listed}")
 
 
 def fields_of(path: str) -> list[str]:
@@ -197,6 +257,19 @@ def fields_of(path: str) -> list[str]:
             return []
         here = hints[part]
     return [f.name for f in dataclasses.fields(here)] if dataclasses.is_dataclass(here) else []
+
+
+# What OmegaConf says of a value, and what a user can do about it.
+_PLAIN_WORDS = (
+    (r"field '.*' is not Optional", "null is not allowed, it needs a value"),
+    (r"Value '.*' of type '\w+' could not be converted to Integer", "must be a whole number"),
+    (r"Value '.*' of type '\w+' could not be converted to Float", "must be a number"),
+    (r"Value '.*' is not a valid bool", "must be true or false"),
+    (r"Invalid value assigned: \w+ is not a ListConfig", "must be a list, e.g. [a,b]"),
+    (r"Cannot assign \w+ to Dict", "must be a mapping, e.g. {a: 1}"),
+    (r"Merge error: \w+ is not a subclass of \w+", "must be a mapping, e.g. {name: value}"),
+    (r".* does not support deletion", "can't be removed; set it to another value, or to null where that is allowed"),
+)
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -16,16 +18,18 @@ from clusterrun.errors import ConfigError
 
 def to_yaml(config: RunConfig) -> str:
     """The whole configuration as YAML; ``load`` gives an equal value back."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(OmegaConf.create(_literal(to_dict(config))))
 
 
 def load(path: Path) -> RunConfig:
     """Read a frozen configuration. Raises ConfigError when it is not one."""
     try:
         raw = OmegaConf.load(path)
+        if not raw:
+            raise ValueError("it is empty")
         merged = OmegaConf.merge(OmegaConf.structured(RunConfig), raw)
         loaded = OmegaConf.to_object(merged)
-    except (OmegaConfBaseException, OSError, ValueError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}: can't be read as a run's configuration: {str(error).splitlines()[0]}") from None
     assert isinstance(loaded, RunConfig)
     return loaded
@@ -35,6 +39,15 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
     """Plain values, enums by name."""
     plain: dict[str, Any] = _plain(dataclasses.asdict(config))
     return plain
+
+
+def _literal(value: Any) -> Any:
+    """Interpolations are resolved by now: what still looks like one is meant word for word, so it is escaped."""
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _plain(value: Any) -> Any:

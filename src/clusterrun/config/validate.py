@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,9 @@ def validated(config: RunConfig) -> RunConfig:
     for path, text in _strings(config):
         if any(ord(c) < 32 or ord(c) == 127 for c in text):
             raise ConfigError(f"{path}={text!r}: holds a line break or control character")
+    for path, text in [*_strings(config), *(("train.args", str(arg)) for arg in config.train.args)]:
+        if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
+            raise ConfigError(f"{path}={text!r}: is not UTF-8 text, or holds a NUL")
     for field in ("name", "run_id"):
         value = getattr(config, field)
         if value is not None and not _NAME.fullmatch(value):
@@ -91,7 +95,8 @@ def validated(config: RunConfig) -> RunConfig:
 
 def is_node_local(path: str) -> bool:
     """Whether a path lies on a file system that each host has to itself."""
-    return any(path == top or path.startswith(top + "/") for top in NODE_LOCAL)
+    plain = os.path.normpath(path)
+    return any(plain == top or plain.startswith(top + "/") for top in NODE_LOCAL)
 
 
 def _check_cluster(cluster: ClusterConfig) -> None:
@@ -117,7 +122,8 @@ def _check_cluster(cluster: ClusterConfig) -> None:
             minutes = time_limit_minutes(cluster.time_limit)
         except ValueError as error:
             raise ConfigError(f"cluster.time_limit={cluster.time_limit}: {error}") from None
-        _between("cluster.time_limit in minutes", minutes, 1, 366 * 24 * 60)
+        if minutes > 366 * 24 * 60:
+            raise ConfigError(f"cluster.time_limit={cluster.time_limit}: must be at most 366d; null is the site's default")
     _between("cluster.signal_lead_s", cluster.signal_lead_s, 1, 24 * 3600)
     if (
         cluster.executor is Executor.slurm
@@ -152,14 +158,19 @@ def _check_slurm(slurm: SlurmConfig) -> None:
         value = getattr(slurm, name)
         if value is not None and (not value or re.search(r"\s", value)):
             raise ConfigError(f"cluster.slurm.{name}={value!r}: empty or with blanks; set it to null to leave it out")
-    for option in slurm.extra:
+    for option, value in slurm.extra.items():
         plain = str(option).lstrip("-").replace("_", "-")
         if plain in OWNED_OPTIONS:
             raise ConfigError(
                 f"cluster.slurm.extra.{option}: clusterrun sets --{plain} itself, from {OWNED_OPTIONS[plain]}"
             )
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", plain):
-            raise ConfigError(f"cluster.slurm.extra.{option}: not the name of an sbatch option")
+        if not re.fullmatch(r"[a-z][a-z0-9-]+", plain):
+            raise ConfigError(f"cluster.slurm.extra.{option}: not the long name of an sbatch option, e.g. switches")
+        own = plain.replace("-", "_")
+        if own in {f.name for f in dataclasses.fields(SlurmConfig)}:
+            raise ConfigError(f"cluster.slurm.extra.{option}: has a setting of its own; use cluster.slurm.{own}")
+        if value is not None and not isinstance(value, (str, int, float)):
+            raise ConfigError(f"cluster.slurm.extra.{option}={value}: must be one text, number, true or false")
 
 
 def _check_train(train: TrainConfig) -> None:

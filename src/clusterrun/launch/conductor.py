@@ -33,8 +33,9 @@ from clusterrun.preflight.report import Decision, NodeReport, Verdict
 from clusterrun.rundir import AttemptDir, RunDir, write_durably
 
 _POLL_S = 0.05
-# From the request to stop until the step is ended by force: as long as the save may take.
 _STOP_REPEAT_S = 10.0
+# Share of cluster.signal_lead_s that the workers have for saving; the rest is for ending them and for the requeue.
+_SAVE_SHARE = 0.75
 _PORT_TRIES = 3
 _REQUEUED = (Ending.preempted, Ending.time_limit, Ending.stopped)
 
@@ -105,7 +106,7 @@ class Conductor:
         step = steps.start(StepSpec("preflight", nodes, argv, out, err))
         deadline = time.monotonic() + settings.timeout_s
         while step.poll() is None and time.monotonic() < deadline:
-            if len(_frames(reports.FRAME, out, seen)) == len(nodes):
+            if self._signals or len(_frames(reports.FRAME, out, seen)) == len(nodes):
                 break  # all have answered; srun itself takes a moment longer to end
             time.sleep(_POLL_S)
         answers = {n: NodeReport.from_json(v) for n, v in _frames(reports.FRAME, out, seen).items() if n in nodes}
@@ -141,16 +142,27 @@ class Conductor:
         step = self._allocation.steps.start(
             StepSpec("training", nodes, argv, out, err, training_environment(self._config))
         )
-        asked = 0.0
-        while step.poll() is None:
-            if self._signals and time.monotonic() - asked > _STOP_REPEAT_S:
-                asked = time.monotonic()
-                self._say(f"got {', '.join(sorted(self._signals))}: asking the workers to save and stop")
-                step.ask_to_stop()
-            time.sleep(_POLL_S)
+        self._watch(step)
         step.kill()  # nothing of it may live on into the next attempt
         said = {n: Outcome.from_json(v) for n, v in _frames(outcomes.FRAME, out, seen).items() if n in nodes}
         return judge(nodes, said)
+
+    def _watch(self, step: Step) -> None:
+        """Until the step has ended. A signal is passed on; workers that then take too long are given up.
+
+        Too long: what is left must do for the requeue, since a job that runs into its time limit is not requeued.
+        """
+        first = last = 0.0
+        while step.poll() is None:
+            now = time.monotonic()
+            if self._signals and now - last > _STOP_REPEAT_S:
+                first, last = first or now, now
+                self._say(f"got {', '.join(sorted(self._signals))}: asking the workers to save and stop")
+                step.ask_to_stop()
+            if first and now - first > _SAVE_SHARE * signal_lead_s(self._config):
+                self._say(f"the workers did not stop within {now - first:.0f} s: ending them")
+                return
+            time.sleep(_POLL_S)
 
     def _explain(self, end: StepEnd) -> tuple[Ending, str]:
         """The ledger's word for how a training step ended."""

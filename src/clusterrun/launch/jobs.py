@@ -8,10 +8,12 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
+from pathlib import Path
 
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -131,23 +133,33 @@ def _submit_local(run: RunDir, config: RunConfig) -> Job:
     limit = time_limit_minutes(cluster.time_limit) if cluster.time_limit else _NO_LIMIT_MIN
     gpus = cluster.nodes * cluster.nproc_per_node if cluster.accelerator is Accelerator.cuda else 0
     executor.update_parameters(timeout_min=limit, signal_delay_s=signal_lead_s(config), gpus_per_node=gpus)
-    with _out_of_the_terminals_reach(), _marked(run):
+    with _out_of_the_terminals_reach(run.submitit / "controller.log"), _marked(run):
         job = executor.submit(Entry(str(run.root)))
     return Job(Executor.local.value, str(job.job_id), str(run.root), run.id, os.getcwd(), time.time())
 
 
 @contextlib.contextmanager
-def _out_of_the_terminals_reach() -> Iterator[None]:
+def _out_of_the_terminals_reach(log: Path) -> Iterator[None]:
     """Processes started in here ignore Ctrl-C and the closing of the terminal (an ignored signal survives exec).
 
-    Whoever follows the run decides what Ctrl-C means; a run left alone goes on.
+    Whoever follows the run decides what Ctrl-C means; a run left alone goes on. Their output goes to ``log``: holding
+    on to our own would keep a pipe open that somebody waits on.
     """
-    saved = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in saved.items():
-            signal.signal(number, handler)
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    own = [os.dup(fd) for fd in (0, 1, 2)]
+    with log.open("ab") as out, open(os.devnull, "rb") as nothing:
+        for fd, file in ((0, nothing), (1, out), (2, out)):
+            os.dup2(file.fileno(), fd)
+        try:
+            yield
+        finally:
+            for fd, saved in enumerate(own):
+                os.dup2(saved, fd)
+                os.close(saved)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ class Submitted:
     job: Job
     config: RunConfig
     plan: Plan
+    attempts_before: int = 0  # attempts of earlier submissions
 
 
 def submit(config: RunConfig) -> Submitted:
@@ -68,7 +69,7 @@ def resume(run: RunDir) -> Submitted:
     plan = make_plan(config, run.id)
     if run.job.exists():
         _enter(Path(Job.of(run).workdir))
-    return Submitted(run, jobs.submit(run, config), config, plan)
+    return Submitted(run, jobs.submit(run, config), config, plan, len(attempts))
 
 
 def _enter(workdir: Path) -> None:

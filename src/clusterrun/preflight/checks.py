@@ -68,6 +68,7 @@ def gpu_count(e: Evidence) -> Iterator[Finding]:
             ):
                 continue
             seen, source = report.visible_gpus, "CUDA_VISIBLE_DEVICES"
+            wanted = min(wanted, e.cluster.gpus_per_node)  # no more are asked of the scheduler
         elif report.nvml_gpus is None:
             yield Finding(
                 "gpu_count", node, Verdict.UNKNOWN, report.nvml_problem, "is the NVIDIA driver installed there?"

@@ -6,6 +6,7 @@ python -m clusterrun.preflight.probe --run-dir DIR --attempt N --head ADDRESS [-
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import platform
 import secrets
@@ -82,7 +83,10 @@ def package_versions() -> dict[str, str]:
 
 def visible_gpus() -> int | None:
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return None if value is None else len([d for d in value.split(",") if d.strip()])
+    if value is None:
+        return None
+    # CUDA stops at the first that is none; Slurm writes NoDevFiles when it gave no GPU.
+    return len(list(itertools.takewhile(lambda d: d.strip() not in ("", "-1", "NoDevFiles"), value.split(","))))
 
 
 def count_gpus() -> tuple[int | None, str]:

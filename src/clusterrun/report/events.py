@@ -38,7 +38,7 @@ class EventTail:
         for line in whole.split(b"\n"):
             try:
                 records.append({**json.loads(line), "attempt": attempt})
-            except json.JSONDecodeError:  # cut short by a crash
+            except (ValueError, TypeError):  # cut short by a crash, which may also leave zero bytes
                 continue
         return records
 

@@ -20,6 +20,7 @@ _STATE_EVERY_S = 2.0
 _PLAIN_EVERY_S = 5.0
 # A job that ended may have written its last lines on another host a moment ago.
 _LAST_WORDS_S = 10.0
+_ENDING_S = 5.0
 
 StateOf = Callable[[], tuple[str, str]]  # ("pending" | "running" | "ended" | "unknown", reason)
 
@@ -35,11 +36,13 @@ class Followed:
     seconds: float
 
 
-def follow(run: RunDir, state_of: StateOf, console: Console) -> Followed:
-    """Show progress until the run has ended. Returns what its ledger says, never a guess of its own."""
+def follow(run: RunDir, attempts_before: int, state_of: StateOf, console: Console) -> Followed:
+    """Show progress until the run has ended. Returns what its ledger says, never a guess of its own.
+
+    ``attempts_before``: attempts of earlier submissions, whose endings are old news.
+    """
     begin = time.monotonic()
     tail, progress, ledger = EventTail(run), RunProgress(), Ledger(run.ledger)
-    before = len(ledger.attempts())
     ended_at: float | None = None
     view = _bar(console) if console.is_terminal else None
     if view:
@@ -52,8 +55,9 @@ def follow(run: RunDir, state_of: StateOf, console: Console) -> Followed:
             for record in tail.new():
                 progress.take(record)
             attempts = ledger.attempts()
-            current = attempts[-1] if len(attempts) > before else None
+            current = attempts[-1] if len(attempts) > attempts_before else None
             if current is not None and current.exit_code is not None:
+                _wait_until_ended(state_of)
                 for record in tail.new():
                     progress.take(record)
                 return Followed(current.exit_code, current.message, progress, attempts, time.monotonic() - begin)
@@ -84,6 +88,13 @@ def follow(run: RunDir, state_of: StateOf, console: Console) -> Followed:
     finally:
         if view:
             view.stop()
+
+
+def _wait_until_ended(state_of: StateOf) -> None:
+    """The ledger's last line comes a moment before the job's own end; who is told "done" should find nothing running."""
+    end = time.monotonic() + _ENDING_S
+    while state_of()[0] != "ended" and time.monotonic() < end:
+        time.sleep(_POLL_S)
 
 
 def detail(p: RunProgress) -> str:
