@@ -6,6 +6,7 @@ import argparse
 import gc
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -55,6 +56,12 @@ def _dispatch(argv: list[str]) -> int:
 
 def _run(argv: list[str]) -> int:
     """Submit one run, or with -m one per point."""
+    if "-sc" in argv or "--shell-completion" in argv:
+        # Hydra completes overrides; it knows nothing of verbs.
+        typed = os.environ.get("COMP_LINE", "")
+        if not typed and any(a.startswith("query=") for a in argv):
+            raise ConfigError('--shell-completion query: shells ask this; set up with: eval "$(clusterrun -sc install=bash)"')
+        os.environ["COMP_LINE"] = re.sub(rf"^(\S+\s+)(?:{'|'.join(VERBS)})\s+", r"\1", typed)
     return _over_configs(argv, _submit_one)
 
 

@@ -23,6 +23,7 @@ class Ending(Enum):
     done = "done"
     preempted = "preempted"  # the scheduler wants the nodes back
     time_limit = "time_limit"
+    requeued = "requeued"  # by Slurm or a person (scontrol requeue), before the conductor came to it
     stopped = "stopped"  # told to stop by a signal of unknown origin
     cancelled = "cancelled"  # by the user
     user_code_failed = "user_code_failed"
@@ -109,6 +110,8 @@ class Ledger:
         count = 0
         saved_later = saved_now
         for attempt in reversed(self.attempts()):
+            if attempt.exit_code is not None:
+                break  # the run had ended; a person started it again and gave it a new budget
             after = saved_later if attempt.is_open else attempt.saved_after
             saved_later = attempt.saved_before
             if attempt.ending in (Ending.preflight_refused, Ending.not_enough_nodes, Ending.cancelled):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import yaml
+import yaml  # type: ignore[import-untyped]
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
@@ -59,8 +59,8 @@ def normalise(overrides: Sequence[str]) -> list[str]:
     if not overrides:
         return []
     for item in overrides:
-        if re.fullmatch(rf"[+~]*({groups})?=(null|true|false|[\d.]+)", item, flags=re.IGNORECASE) or item.startswith("="):
-            raise ConfigError(f"{item}: not key=value; a group takes the name of one of its configs, e.g. cluster=laptop")
+        if re.fullmatch(rf"[+~]*({groups})=(null|true|false|[\d.]+)|=.*", item, flags=re.IGNORECASE):
+            raise ConfigError(f"{item}: a group takes the name of one of its configs, e.g. cluster=laptop")
     free = "|".join(re.escape(path) for path in _free_dictionaries(RunConfig))
     return [re.sub(rf"^({free})(?=[.=])", r"++\1", re.sub(rf"^\+({groups})=", r"\1=", item)) for item in overrides]
 
@@ -162,7 +162,7 @@ def to_run_config(composed: DictConfig) -> RunConfig:
 def _refuse_unknown(node: DictConfig, schema: type, path: str) -> None:
     hints = typing.get_type_hints(schema)
     for key in node:
-        full = f"{path}{key}"
+        full = path + str(key)
         if key not in hints:
             raise _unknown(full)
         if dataclasses.is_dataclass(hints[key]):

@@ -123,7 +123,7 @@ def _check_cluster(cluster: ClusterConfig) -> None:
         except ValueError as error:
             raise ConfigError(f"cluster.time_limit={cluster.time_limit}: {error}") from None
         if minutes > 366 * 24 * 60:
-            raise ConfigError(f"cluster.time_limit={cluster.time_limit}: must be at most 366d; null is the site's default")
+            raise ConfigError(f"cluster.time_limit={cluster.time_limit}: must be at most 366d")
     _between("cluster.signal_lead_s", cluster.signal_lead_s, 1, 24 * 3600)
     if (
         cluster.executor is Executor.slurm

@@ -48,28 +48,31 @@ class SlurmAllocation:
         self.job_id = f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"]
         self.steps: StepRunner = SlurmSteps(cluster, self.job_id)
         self._signal_lead_s = signal_lead_s
+        self._requeued = False  # by Slurm or by a person, before we came to it
 
     def why_stopped(self, signals: set[str]) -> Ending:
         try:
             job = process.run(["scontrol", "show", "job", self.job_id, "--oneliner"], timeout_s=SLURM_TIMEOUT_S)
         except CommandError:
             job = ""
-        state = _field(job, "JobState")
-        if state == "CANCELLED":
-            return Ending.cancelled
-        if state == "PREEMPTED" or _field(job, "PreemptTime") not in ("", "None"):
+        # A job that Slurm is ending already shows COMPLETING, whatever the cause. A requeue has counted up Restarts;
+        # the time limit shows in RunTime; what is left is scancel.
+        ending_already = _field(job, "JobState") in ("COMPLETING", "CANCELLED", "TIMEOUT", "PREEMPTED")
+        self._requeued = int(_field(job, "Restarts") or 0) > int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        left = _seconds_until(_field(job, "EndTime"))
+        if self._requeued:
+            return Ending.requeued
+        if _field(job, "PreemptTime") not in ("", "None"):
             return Ending.preempted
-        if state == "TIMEOUT":
+        if ending_already:
+            return Ending.time_limit if _field(job, "JobState") == "TIMEOUT" or _ran_out(job) else Ending.cancelled
+        if "SIGUSR2" in signals and left is not None and left <= self._signal_lead_s + _SIGNAL_RESOLUTION_S + 10:
             return Ending.time_limit
-        end = _field(job, "EndTime")
-        if "SIGUSR2" in signals and re.match(r"\d{4}-", end):
-            left = time.mktime(time.strptime(end, "%Y-%m-%dT%H:%M:%S")) - time.time()
-            if left <= self._signal_lead_s + _SIGNAL_RESOLUTION_S + 10:
-                return Ending.time_limit
         return Ending.stopped
 
     def requeue(self) -> int:
-        process.run(["scontrol", "requeue", self.job_id], timeout_s=SLURM_TIMEOUT_S)
+        if not self._requeued:
+            process.run(["scontrol", "requeue", self.job_id], timeout_s=SLURM_TIMEOUT_S)
         return int(ExitCode.REQUEUE)
 
 
@@ -99,3 +102,24 @@ def allocation_for(cluster: ClusterConfig, signal_lead_s: int) -> Allocation:
 def _field(job: str, name: str) -> str:
     match = re.search(rf"(?:^|\s){name}=(\S+)", job)
     return match.group(1) if match else ""
+
+
+def _seconds_until(text: str) -> float | None:
+    """Seconds from now to a time as scontrol prints it; None for Unknown and the like."""
+    if not re.match(r"\d{4}-", text):
+        return None
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) - time.time()
+
+
+def _ran_out(job: str) -> bool:
+    """Whether RunTime has reached TimeLimit (both as [D-]HH:MM:SS)."""
+    run_time, limit = _clock(_field(job, "RunTime")), _clock(_field(job, "TimeLimit"))
+    return run_time is not None and limit is not None and run_time >= limit
+
+
+def _clock(text: str) -> int | None:
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if not match:
+        return None
+    days, hours, minutes, seconds = (int(g or 0) for g in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -37,7 +37,7 @@ _STOP_REPEAT_S = 10.0
 # Share of cluster.signal_lead_s that the workers have for saving; the rest is for ending them and for the requeue.
 _SAVE_SHARE = 0.75
 _PORT_TRIES = 3
-_REQUEUED = (Ending.preempted, Ending.time_limit, Ending.stopped)
+_REQUEUED = (Ending.preempted, Ending.time_limit, Ending.requeued, Ending.stopped)
 
 
 class Conductor:

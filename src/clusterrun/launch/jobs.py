@@ -53,11 +53,13 @@ class Job:
 
     @classmethod
     def of(cls, run: RunDir) -> Job:
-        """Raises RunError when the run was never submitted."""
+        """Raises RunError when the run was never submitted, or its file is damaged."""
         try:
             return cls(**json.loads(run.job.read_text()))
         except FileNotFoundError:
             raise RunError(f"{run.root}: was never submitted (no {run.job.name})") from None
+        except (ValueError, TypeError):
+            raise RunError(f"{run.job}: can't be read; make sure that the run has ended and remove this file") from None
 
     def write(self, run: RunDir) -> None:
         write_durably(run.job, json.dumps(asdict(self)))

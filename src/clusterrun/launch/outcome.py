@@ -56,9 +56,10 @@ def judge(nodes: Sequence[str], outcomes: Mapping[str, Outcome]) -> StepEnd:
     """
     lost = tuple(node for node in nodes if node not in outcomes)
     for how in (How.port_taken, How.crashed):
-        for node, outcome in outcomes.items():
-            if outcome.how is how:
-                return StepEnd(how, node, outcome, lost)
+        these = [(o.time, node, o) for node, o in outcomes.items() if o.how is how]
+        if these:
+            _, node, outcome = min(these, key=lambda entry: entry[0])
+            return StepEnd(how, node, outcome, lost)
     if lost:
         return StepEnd(How.crashed, None, None, lost)
     failed = [(o.time, node, o) for node, o in outcomes.items() if o.how in (How.failed, How.no_rendezvous)]

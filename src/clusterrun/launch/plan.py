@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -122,6 +123,8 @@ def check_task(config: RunConfig) -> None:
     task = config.train.task
     if task is None:
         return
+    if ":" in task and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", task):
+        raise ConfigError(f"train.task={task}: not the place of a class; write package.module:Class")
     check_task_args(task, config.train.task_args)
     if task not in BUILTINS:
         return

@@ -81,7 +81,7 @@ def expand_host_list(node_list: str) -> list[str]:
     try:
         return process.run(["scontrol", "show", "hostnames", node_list], timeout_s=SLURM_TIMEOUT_S).split()
     except CommandError:
-        return list(_parse_node_list(node_list))
+        return [name.strip() for name in _parse_node_list(node_list)]
 
 
 def _node_address(node: str) -> str | None:

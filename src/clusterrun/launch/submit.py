@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun.config import frozen
 from clusterrun.config.schema import Executor, RunConfig
 from clusterrun.config.validate import validated
-from clusterrun.errors import ConfigError, RunError
+from clusterrun.errors import ConfigError, RunError, SubmissionError
 from clusterrun.launch import jobs
 from clusterrun.launch.jobs import Job, JobState
 from clusterrun.launch.plan import Plan, make_plan, next_run_id
@@ -45,9 +47,20 @@ def submit(config: RunConfig) -> Submitted:
             break
         except FileExistsError:
             continue  # another submission took the id a moment ago
+        except OSError as error:
+            raise ConfigError(
+                f"cluster.shared_dir={config.cluster.shared_dir}: can't be written "
+                f"({error.filename}: {error.strerror}); "
+                "set cluster.shared_dir or CLUSTERRUN_SHARED_DIR to a directory of yours that all nodes see"
+            ) from None
     write_durably(run.config, frozen.to_yaml(config))
     write_durably(run.plan, json.dumps(plan.as_json(), indent=1))
-    return Submitted(run, jobs.submit(run, config), config, plan)
+    try:
+        job = jobs.submit(run, config)
+    except SubmissionError:  # nothing runs and nothing will: leave no run behind that would take the id
+        shutil.rmtree(run.root, ignore_errors=True)
+        raise
+    return Submitted(run, job, config, plan)
 
 
 def resume(run: RunDir) -> Submitted:
@@ -89,7 +102,7 @@ def find_run(name: str, shared_dirs: list[Path]) -> RunDir:
     """
     if os.sep in name or Path(name).is_dir():
         return RunDir.open(Path(name).expanduser())
-    found = sorted(p for d in shared_dirs for p in (d / RUNS).glob(f"{name}*") if p.is_dir())
+    found = sorted(p for d in shared_dirs for p in (d / RUNS).glob(f"{glob.escape(name)}*") if p.is_dir())
     exact = [p for p in found if p.name == name]
     if len(exact or found) == 1:
         return RunDir.open((exact or found)[0])
@@ -106,7 +119,7 @@ def _check_inside_job(config: RunConfig) -> None:
 
 
 def _check_writable(shared_dir: Path) -> None:
-    existing = shared_dir
+    existing = shared_dir / RUNS
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):

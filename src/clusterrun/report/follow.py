@@ -18,6 +18,7 @@ from clusterrun.rundir import RunDir
 _POLL_S = 0.2
 _STATE_EVERY_S = 2.0
 _PLAIN_EVERY_S = 5.0
+_SAME_EVERY_S = 60.0
 # A job that ended may have written its last lines on another host a moment ago.
 _LAST_WORDS_S = 10.0
 _ENDING_S = 5.0
@@ -49,7 +50,7 @@ def follow(run: RunDir, attempts_before: int, state_of: StateOf, console: Consol
         view.start()
     task: TaskID | None = view.add_task("waiting", total=None, detail="") if view else None
     last_state = last_line = -_PLAIN_EVERY_S
-    state, reason = "pending", ""
+    state, reason, said = "pending", "", ""
     try:
         while True:
             for record in tail.new():
@@ -82,8 +83,10 @@ def follow(run: RunDir, attempts_before: int, state_of: StateOf, console: Consol
                     detail=detail(progress),
                 )
             elif now - last_line > _PLAIN_EVERY_S:
-                last_line = now
-                console.print(f"{where}: {detail(progress) or '...'}", highlight=False, soft_wrap=True)
+                line = f"{where}: {detail(progress) or '...'}"
+                if line != said or now - last_line > _SAME_EVERY_S:
+                    said, last_line = line, now
+                    console.print(line, highlight=False, markup=False, soft_wrap=True)
             time.sleep(_POLL_S)
     finally:
         if view:

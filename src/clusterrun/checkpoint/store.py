@@ -1,0 +1,246 @@
+"""The directory of checkpoints: how one is published, found, verified and retired. Torch-free.
+
+Made for NFS: what is visible under ``step-<8 digits>`` is complete and on the disk. A checkpoint is written in a
+temporary directory beside it, its manifest comes last, and a rename publishes it. Only rank 0 changes names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from clusterrun.checkpoint.manifest import MANIFEST, FileRecord, Manifest, hash_stream
+from clusterrun.errors import CheckpointError
+from clusterrun.rundir import sync_directory, write_durably
+
+LATEST = "LATEST"
+SMALLEST_KEEP = 2
+_STEP = re.compile(r"step-\d{8,}")
+_TEMPORARY = re.compile(r"\.tmp-step-(\d+)-(\d+)-[0-9a-f]+")
+_BAD = re.compile(r"\.bad-step-\d{8,}-[0-9a-f]+")
+_TRASH = re.compile(r"\.trash-step-\d{8,}-[0-9a-f]+")
+
+Warn = Callable[[str], None]
+Strings = list[str]  # named here, since inside the class ``list`` is the method
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A published checkpoint as listed. ``manifest`` is None, and ``problem`` says why, when it can't be trusted."""
+
+    step: int
+    path: Path
+    manifest: Manifest | None
+    problem: str | None = None
+
+    @property
+    def bytes(self) -> int | None:
+        return self.manifest.bytes if self.manifest else None
+
+    @property
+    def created(self) -> float | None:
+        """Unix time in seconds."""
+        return self.manifest.created if self.manifest else None
+
+
+Listing = list[CheckpointInfo]
+
+
+@dataclass(frozen=True)
+class Store:
+    """The checkpoints of one run.
+
+    Attributes:
+        directory: where they are; need not exist yet.
+        patience_s: how long a file of a checkpoint younger than that may stay invisible: an NFS client can lag so far.
+    """
+
+    directory: Path
+    patience_s: float = 30.0
+
+    def list(self) -> Listing:
+        """Published checkpoints, newest first. Reads the manifests, but not the other files."""
+        found = []
+        for name in self._names():
+            if _STEP.fullmatch(name) and name == step_name(step := int(name[len("step-") :])):
+                found.append(self._info(step, self.directory / name))
+        return sorted(found, key=lambda info: info.step, reverse=True)
+
+    def latest_step(self) -> int | None:
+        """Step of the newest checkpoint that looks whole (manifest intact, all files there with the right size)."""
+        return next((info.step for info in self.list() if self.looks_whole(info)), None)
+
+    def has_remains(self) -> bool:
+        """Whether checkpoints exist or were set aside, valid or not: then a run must not begin again from step 0."""
+        return any(_STEP.fullmatch(name) or _BAD.fullmatch(name) for name in self._names())
+
+    def looks_whole(self, info: CheckpointInfo) -> bool:
+        """A cheap check without reading the files: manifest intact, all files there with the right size."""
+        if info.manifest is None:
+            return False
+        try:
+            return all((info.path / record.name).stat().st_size == record.size for record in info.manifest.files)
+        except OSError:
+            return False
+
+    def verify(self, info: CheckpointInfo, records: Iterable[FileRecord] | None = None) -> Strings:
+        """Read the files (all, or ``records``) and hold them against the manifest. Returns what is wrong with them."""
+        if info.manifest is None:
+            return [info.problem or f"{info.path}: no manifest"]
+        problems = []
+        wait = max(0.0, min(self.patience_s, info.manifest.created + self.patience_s - time.time()))
+        for record in info.manifest.files if records is None else records:
+            path = info.path / record.name
+            try:
+                with _open_patiently(path, wait) as stream:
+                    size, digest = hash_stream(stream)
+            except OSError as error:
+                problems.append(f"{path}: can't be read: {error.strerror}")
+                continue
+            if size != record.size:
+                problems.append(f"{path}: has {size} bytes, the manifest says {record.size}")
+            elif digest != record.digest:
+                problems.append(f"{path}: damaged, its digest is not the manifest's")
+        return problems
+
+    # What follows changes names in the directory: rank 0 only.
+
+    def new_temporary(self, step: int, attempt: int) -> tuple[Path, str]:
+        """Make a directory to write a checkpoint in. Returns it and the nonce in its name."""
+        nonce = secrets.token_hex(8)
+        path = self.directory / f".tmp-step-{step}-{attempt}-{nonce}"
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        path.mkdir(mode=0o700)
+        sync_directory(self.directory)
+        return path, nonce
+
+    def publish(self, temporary: Path, manifest: Manifest, warn: Warn) -> CheckpointInfo:
+        """Make a written directory a checkpoint. All of ``manifest.files`` must be on the disk already.
+
+        A valid checkpoint of this step that is there already stays, and counts as success; an invalid one is set aside.
+
+        Raises:
+            OSError: the disk is full or failing. Nothing was published, and what was there before is untouched.
+        """
+        target = self.directory / step_name(manifest.step)
+        _write_new(temporary / MANIFEST, manifest.to_json())
+        sync_directory(temporary)
+        if os.path.lexists(target):
+            present = self._info(manifest.step, target)
+            if not self.verify(present):
+                self.discard(temporary)
+                return present
+            self.set_aside(present)
+            warn(f"{target}: was invalid and is set aside; writing that step anew")
+        try:
+            os.rename(temporary, target)
+        except OSError:
+            # NFS can repeat a rename that succeeded, and report the repetition's failure.
+            published = self._info(manifest.step, target)
+            if published.manifest is None or published.manifest.nonce != manifest.nonce:
+                raise
+        sync_directory(self.directory)
+        try:
+            write_durably(self.directory / LATEST, target.name + "\n")
+        except OSError as error:
+            warn(f"{self.directory / LATEST}: can't be written ({error.strerror}); it is only a hint")
+        return CheckpointInfo(manifest.step, target, manifest)
+
+    def discard(self, temporary: Path) -> None:
+        """Remove a temporary directory; never raises, since what is left is removed by a later attempt."""
+        shutil.rmtree(temporary, ignore_errors=True)
+
+    def set_aside(self, info: CheckpointInfo) -> Path:
+        """Rename an invalid checkpoint so that nothing takes it for valid, and keep it. Raises CheckpointError."""
+        aside = self.directory / f".bad-{info.path.name}-{secrets.token_hex(4)}"
+        try:
+            os.rename(info.path, aside)
+            sync_directory(self.directory)
+        except OSError as error:
+            raise CheckpointError(f"{info.path}: invalid, and can't be set aside: {error.strerror}") from None
+        return aside
+
+    def retain(self, keep: int, warn: Warn) -> Listing:
+        """Remove all but the newest ``keep`` (at least 2) that look whole. Returns what was removed; never raises.
+
+        Checkpoints that do not look whole are neither counted nor touched.
+        """
+        removed = []
+        whole = [info for info in self.list() if self.looks_whole(info)]
+        for info in whole[max(keep, SMALLEST_KEEP) :]:
+            trash = self.directory / f".trash-{info.path.name}-{secrets.token_hex(4)}"
+            try:
+                os.rename(info.path, trash)
+            except OSError as error:
+                warn(f"{info.path}: can't be removed: {error.strerror}")
+                continue
+            removed.append(info)
+        for name in self._names():
+            if _TRASH.fullmatch(name):
+                shutil.rmtree(self.directory / name, ignore_errors=True)
+        return removed
+
+    def remove_stale_temporaries(self, attempt: int) -> None:
+        """Remove what earlier attempts left unfinished. An attempt's own are left: it may be writing them."""
+        for name in self._names():
+            if (match := _TEMPORARY.fullmatch(name)) and int(match[2]) < attempt:
+                self.discard(self.directory / name)
+
+    def _names(self) -> Strings:
+        with contextlib.suppress(FileNotFoundError):
+            return os.listdir(self.directory)
+        return []
+
+    def _info(self, step: int, path: Path) -> CheckpointInfo:
+        file = path / MANIFEST
+        try:
+            with open(file, encoding="utf-8") as stream:  # open, not stat: an NFS client's cached attributes lie
+                manifest = Manifest.from_json(stream.read(), file)
+        except OSError as error:
+            return CheckpointInfo(step, path, None, f"{file}: can't be read: {error.strerror}")
+        except UnicodeDecodeError:
+            return CheckpointInfo(step, path, None, f"{file}: damaged, not text")
+        except CheckpointError as error:
+            return CheckpointInfo(step, path, None, str(error))
+        if manifest.step != step:
+            return CheckpointInfo(step, path, None, f"{file}: is of step {manifest.step}, the directory says {step}")
+        return CheckpointInfo(step, path, manifest)
+
+
+def _write_new(path: Path, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+@contextlib.contextmanager
+def _open_patiently(path: Path, wait_s: float) -> Iterator[BinaryIO]:
+    """Open for reading; what is stale or not there is looked for again, after listing its directory, for ``wait_s``."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            stream = path.open("rb")
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE) or time.monotonic() >= deadline:
+                raise
+            with contextlib.suppress(OSError):
+                os.listdir(path.parent)  # makes an NFS client look again
+            time.sleep(0.5)
+    with stream:
+        yield stream

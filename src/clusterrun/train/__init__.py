@@ -1,0 +1,1 @@
+"""What runs inside torchrun's workers. ``builtin``, ``sampler`` and ``arrays`` do not import torch."""

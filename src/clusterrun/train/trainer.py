@@ -1,0 +1,256 @@
+"""The training loop. It knows about batches, steps, stopping and saving; what is computed is the task's business.
+
+Promise: a run that is stopped and resumed any number of times ends with the same bits as one that was not (same world
+size, hardware and software). Three things make it so: everything that a step depends on is in the checkpoint or follows
+from the configuration; validation leaves no trace; and every attempt begins with a warm-up, after which DDP has its
+final gradient buckets. Without it the first step after a resume adds up gradients in other buckets, in another order.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from signal import Signals
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from clusterrun.checkpoint.state import Checkpointer
+from clusterrun.config.batch import BatchSizes
+from clusterrun.config.schema import RunConfig
+from clusterrun.train import sampler, snapshot
+from clusterrun.train.data import Data
+from clusterrun.train.mesh import Place
+from clusterrun.train.optim import learning_rate, set_learning_rate
+from clusterrun.train.polling import Poll
+from clusterrun.train.precision import Precision
+from clusterrun.train.recorder import Recorder
+from clusterrun.train.rng import preserved_rng
+from clusterrun.train.sampler import Position
+from clusterrun.train.stepclock import Clock, CommunicationTimer, PendingStep
+from clusterrun.train.task import Batch, Task
+from clusterrun.train.validation import Score, validate
+
+
+@dataclass
+class Trainer:
+    """One attempt to train from ``position`` to the end. Every rank makes the same one and calls ``run``.
+
+    Attributes:
+        module: the bare model on its device, with the state of ``position``.
+        saved_step: the newest step in a checkpoint, None when there is none.
+    """
+
+    config: RunConfig
+    place: Place
+    task: Task
+    data: Data
+    batch: BatchSizes
+    module: nn.Module
+    optimizer: Optimizer
+    precision: Precision
+    checkpointer: Checkpointer
+    recorder: Recorder
+    poll: Poll
+    position: Position
+    saved_step: int | None
+
+    def __post_init__(self) -> None:
+        train = self.config.train
+        self.total_steps = sampler.total_steps(
+            self.position, len(self.data.train), self.batch.global_, train.epochs, train.max_steps
+        )
+        self.position.begin_epoch_if_ended(len(self.data.train), self.batch.global_)
+        device = self.place.device
+        self.model = DistributedDataParallel(
+            self.module,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            process_group=self.place.mesh.get_group("dp"),
+            gradient_as_bucket_view=True,
+        )
+        self._clock = Clock(device)
+        self._communication = CommunicationTimer(self.model, train.log_every_steps)
+        self._pending: list[PendingStep] = []
+        self._order: tuple[int, Tensor] | None = None
+        self._rate: float | None = None
+        self._score: Score | None = None
+        self._begin_window()
+
+    def run(self) -> Signals | None:
+        """Train to the end, or to where the ranks agreed to stop: then the signal. State is saved in both cases."""
+        self.model.train()  # type: ignore[no-untyped-call]
+        if self.position.step < self.total_steps:
+            self.warm_up()
+        signal = self._agree()
+        if signal is None and self._validation_due():
+            signal = self._validate()
+        if signal is None and self.position.step < self.total_steps:
+            self.recorder.ready(self.position.step)
+            self._begin_window()
+        while signal is None and self.position.step < self.total_steps:
+            self._step()
+            signal = self._after_step()
+        if self.position.step == self.total_steps:
+            self._save("end")  # again, when the first try failed: there is no later checkpoint to wait for
+        if signal is not None:
+            self._save("stop")
+            self.recorder.stopped(self.position.step, signal.name)
+        elif self._score is not None:
+            done = {"loss": self._score.loss, "metric": self.task.metric, "value": self._score.value}
+            self.recorder.done(self.position.step, **done, saved_step=self.saved_step)
+        return signal
+
+    def warm_up(self) -> None:
+        """A forward and backward pass whose only effect is that DDP builds its final gradient buckets."""
+        batch = self._micro_batches()[0]
+        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        with preserved_rng(self.place.device):
+            self._gradients(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+    def _step(self) -> None:
+        """One optimizer step. For a tiny model every line here is a measurable part of it."""
+        began = time.perf_counter()
+        batches = self._micro_batches()
+        self._data_s += time.perf_counter() - began
+        train, position = self.config.train, self.position
+        rate = learning_rate(position.step, self.total_steps, train)
+        if rate != self._rate:
+            set_learning_rate(self.optimizer, rate)
+            self._rate = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._gradients(batches[0]) if len(batches) == 1 else self._accumulated_gradients(batches)
+        if train.clip_grad_norm is not None:
+            self.precision.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.module.parameters(), train.clip_grad_norm)
+        self.precision.step(self.optimizer)
+        epoch = position.epoch
+        position.advance(len(self.data.train), self.batch.global_)
+        self._window_steps += 1
+        if position.step % train.log_every_steps == 0 or position.step in (1, self.total_steps):
+            self._remember(position.step, epoch, rate, loss)
+
+    def _gradients(self, batch: Batch, share: int = 1) -> Tensor:
+        """Add a batch's gradients, over ``share``, to what is there. Returns its mean loss, over ``share``."""
+        if self.precision.dtype is None:
+            loss = self.task.loss(self.model, batch)
+        else:
+            with self.precision.autocast():
+                loss = self.task.loss(self.model, batch)
+        if share > 1:
+            loss = loss / share
+        self.precision.backward(loss)
+        return loss.detach()
+
+    def _accumulated_gradients(self, batches: list[Batch]) -> Tensor:
+        """The same over several micro-batches; only the last one's backward pass communicates."""
+        with self.model.no_sync():
+            losses = [self._gradients(batch, len(batches)) for batch in batches[:-1]]
+        losses.append(self._gradients(batches[-1], len(batches)))
+        return torch.stack(losses).sum()
+
+    def _after_step(self) -> Signals | None:
+        """What is due at this step boundary. Saving comes before validation, which a resumed run repeats."""
+        due = self.poll.tick()
+        step, every = self.position.step, self.config.checkpoint.every_steps
+        save = step == self.total_steps or (every is not None and step % every == 0)
+        validation = self._validation_due()
+        signal = self._agree() if due or save or validation else None  # also writes the pending events before a save
+        if save:
+            self._save("end" if step == self.total_steps else "every_steps")
+        if validation and signal is None:
+            signal = self._validate()
+        return signal
+
+    def _validation_due(self) -> bool:
+        step, every = self.position.step, self.config.train.validate_every_steps
+        if step == self.total_steps:
+            return True
+        return step > 0 and step % every == 0 if every else self.position.at_epoch_end
+
+    def _validate(self) -> Signals | None:
+        step, batch = self.position.step, self.batch.micro
+        score = validate(self.task, self.module, self.data.valid, batch, self.place, self.poll, self.precision)
+        self._begin_window()
+        if isinstance(score, Signals):
+            return score
+        self._score = score
+        self.recorder.evaluated(step, score.loss, self.task.metric, score.value)
+        return None
+
+    def _save(self, reason: str) -> None:
+        """Save unless this step is saved already, or is 0, where a fresh start gives the same."""
+        step = self.position.step
+        if step in (0, self.saved_step):
+            return
+        snapshot.share_buffers(self.module)
+        tensors = snapshot.take(self.module, self.optimizer, self.place.rank, self.place.device)
+        state = {
+            "epoch": self.position.epoch,
+            "consumed": self.position.consumed,
+            "global_batch": self.batch.global_,
+            "total_steps": self.total_steps,
+            "scaler": self.precision.scaler.state_dict(),
+        }
+        saved = self.checkpointer.save(step, tensors, state)
+        if saved.ok:
+            self.saved_step = step
+        fields = {"ok": saved.ok, "path": saved.path, "seconds": saved.seconds, "bytes": saved.bytes}
+        self.recorder.checkpoint(step, **fields, reason=reason)
+        self.poll.exclude_pause()
+        self._begin_window()
+
+    def _micro_batches(self) -> list[Batch]:
+        """This rank's part of the next global batch."""
+        samples, epoch, micro = self.data.train, self.position.epoch, self.batch.micro
+        if self._order is None or self._order[0] != epoch:
+            order = sampler.epoch_order(self.config.seed, epoch, len(samples))
+            self._order = epoch, torch.from_numpy(order).to(self.place.device)
+        part = self._order[1][sampler.rank_slice(self.position, self.place.rank, self.batch.per_rank)]
+        if micro == self.batch.per_rank:
+            return [samples.batch(part)]
+        return [samples.batch(indices) for indices in torch.split(part, micro)]
+
+    def _begin_window(self) -> None:
+        """Start measuring step times anew: what went before (validation, a save) is no training step."""
+        self._window_start, self._window_steps, self._data_s = self._clock.mark(), 0, 0.0
+
+    def _remember(self, step: int, epoch: int, rate: float, loss: Tensor) -> None:
+        """Keep what is to be logged of a step until the ranks agree next: reading the loss now would stop the GPU."""
+        pending = PendingStep(
+            step=step,
+            epoch=epoch,
+            lr=rate,
+            loss=loss,
+            steps=self._window_steps,
+            start=self._window_start,
+            end=self._clock.mark(),
+            data_s=self._data_s,
+            comm_s=self._communication.newest_s(),
+        )
+        self._pending.append(pending)
+        self._window_start, self._window_steps, self._data_s = pending.end, 0, 0.0
+
+    def _agree(self) -> Signals | None:
+        """Poll, and log what was waiting for it. A stop signal that any rank received, or None."""
+        signal, losses = self.poll.agree([pending.loss for pending in self._pending])
+        for pending, loss in zip(self._pending, losses, strict=True):
+            step_s = self._clock.seconds(pending.start, pending.end) / pending.steps
+            self.recorder.step(
+                pending.step,
+                show=pending is self._pending[-1],
+                epoch=pending.epoch,
+                loss=loss,
+                lr=pending.lr,
+                samples_per_s=self.batch.global_ / step_s,
+                step_time_s=step_s,
+                data_time_s=pending.data_s / pending.steps,
+                comm_time_s=pending.comm_s,
+            )
+        self._pending.clear()
+        return signal

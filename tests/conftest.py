@@ -1,0 +1,70 @@
+"""Fixtures that several kinds of tests share."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from clusterrun import cli
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory (no ./conf), a home and a shared directory of the test's own."""
+    for name in ("work", "home", "shared"):
+        (tmp_path / name).mkdir()
+    for name in [n for n in os.environ if n.startswith(("CLUSTERRUN_", "SLURM_", "SBATCH_", "SUBMITIT_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CLUSTERRUN_SHARED_DIR", str(tmp_path / "shared"))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+@pytest.fixture
+def clusterrun_cli(place: Path) -> Callable[..., Ended]:
+    """The real command in a process of its own."""
+
+    def run(*arguments: str, env: dict[str, str] | None = None, timeout_s: float = 60) -> Ended:
+        argv = [sys.executable, "-m", "clusterrun", *arguments]
+        done = subprocess.run(
+            argv, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def clusterrun_here(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """The command in this process: the same code, without the start of an interpreter."""
+
+    def run(*arguments: str) -> Ended:
+        capsys.readouterr()
+        try:
+            code: object = cli.main(list(arguments))
+        except SystemExit as end:  # Hydra's --help and --version
+            code = end.code or 0
+        finally:
+            gc.enable()
+        assert isinstance(code, int), code
+        return Ended(code, *capsys.readouterr())
+
+    return run
