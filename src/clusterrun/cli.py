@@ -108,7 +108,13 @@ def _resume(argv: list[str]) -> int:
     return _announce(submitted, options.wait)
 
 
-VERBS: dict[str, Callable[[list[str]], int]] = {"plan": _plan, "resume": _resume}
+def _topo(argv: list[str]) -> int:
+    from clusterrun.report.topology_table import main as topology_command
+
+    return topology_command(argv)
+
+
+VERBS: dict[str, Callable[[list[str]], int]] = {"plan": _plan, "resume": _resume, "topo": _topo}
 
 
 def _submit_one(config: RunConfig) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
+from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,7 @@ _STYLES = {
     LinkKind.SYS: "bold red",
 }
 _WEAK = "bold white on red"
+_WIDTH = 400  # columns; 16 GPUs with 32 NICs need 350
 
 
 def print_topologies(machines: Sequence[Topology], console: Console) -> None:
@@ -30,7 +32,10 @@ def print_topologies(machines: Sequence[Topology], console: Console) -> None:
     for number, machine in enumerate(machines):
         if number:
             console.print()
-        console.print(render(machine, title=machine.name or (f"machine {number + 1}" if len(machines) > 1 else None)))
+        title = machine.name or (f"machine {number + 1}" if len(machines) > 1 else None)
+        # A matrix squeezed into a narrow terminal loses cells; a line that the terminal wraps itself does not.
+        wide = console.render(render(machine, title=title), console.options.update_width(_WIDTH))
+        console.print(Segments(wide), end="", soft_wrap=True)
 
 
 def render(topology: Topology, title: str | None = None) -> RenderableType:
@@ -50,7 +55,9 @@ def _cell(link: Link | None, weak: bool = False) -> Text:
 
 
 def _matrix(topology: Topology, wiring: Wiring, title: str | None) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False, header_style="bold"
+    )
     table.add_column("")
     for name in [*(gpu.name for gpu in topology.gpus), *(nic.name for nic in topology.nics)]:
         table.add_column(name)
@@ -114,10 +121,4 @@ def _facts(topology: Topology, wiring: Wiring) -> list[Text]:
 
 def main(argv: Sequence[str]) -> int:
     """``clusterrun topo``: the command with this module as its printer. Returns the exit code."""
-    return command.main(argv, show=lambda machines: print_topologies(machines, _console()))
-
-
-def _console() -> Console:
-    """A terminal as wide as it is; elsewhere wide enough for 16 GPUs and 12 NICs, so that no cell is cut."""
-    console = Console()
-    return console if console.is_terminal else Console(width=240, soft_wrap=True)
+    return command.main(argv, show=lambda machines: print_topologies(machines, Console()))
