@@ -60,7 +60,9 @@ def _run(argv: list[str]) -> int:
         # Hydra completes overrides; it knows nothing of verbs.
         typed = os.environ.get("COMP_LINE", "")
         if not typed and any(a.startswith("query=") for a in argv):
-            raise ConfigError('--shell-completion query: shells ask this; set up with: eval "$(clusterrun -sc install=bash)"')
+            raise ConfigError(
+                '--shell-completion query: shells ask this; set up with: eval "$(clusterrun -sc install=bash)"'
+            )
         os.environ["COMP_LINE"] = re.sub(rf"^(\S+\s+)(?:{'|'.join(VERBS)})\s+", r"\1", typed)
     return _over_configs(argv, _submit_one)
 

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from clusterrun import frames, network
 from clusterrun.config.schema import Accelerator, ClusterConfig, GpuRequest, PreflightConfig, SlurmConfig
-from clusterrun.preflight import checks, probe
-from clusterrun.preflight.checks import CHECKS, Evidence, check_all
+from clusterrun.preflight import probe
+from clusterrun.preflight.checks import ALL, basic, check_all
 from clusterrun.preflight.decide import decide
+from clusterrun.preflight.evidence import Evidence
 from clusterrun.preflight.report import FRAME, Finding, NodeReport, Verdict
 from clusterrun.rundir import RunDir
 
@@ -64,36 +65,36 @@ def test_two_good_nodes() -> None:
     findings = check_all(two())
     assert [(f.check, f.node) for f in findings] == [
         (check, node)
-        for check in ("answer", "versions", "gpu_count", "cpu_cores", "run_directory", "address", "clock")
+        for check in ("answered", "versions", "gpu_count", "cpu_cores", "run_directory", "address", "clock")
         for node in ("c1", "c2")
     ]
     assert {f.verdict for f in findings} == {PASS}
-    assert len(CHECKS) == 7
+    assert len(ALL) == 7
 
 
 def test_nobody_answered() -> None:
     evidence = Evidence(("c1", "c2"), {}, GPUS, PreflightConfig(timeout_s=7), (0.0, 7.0))
     findings = check_all(evidence)
-    assert [(f.check, f.node, f.verdict) for f in findings] == [("answer", "c1", FAIL), ("answer", "c2", FAIL)]
+    assert [(f.check, f.node, f.verdict) for f in findings] == [("answered", "c1", FAIL), ("answered", "c2", FAIL)]
     assert "7 s" in findings[0].finding
 
 
 def test_one_did_not_answer() -> None:
     evidence = dataclasses.replace(two(), reports={"c2": two().reports["c2"]})
-    assert verdicts(checks.answered(evidence)) == {"c1": FAIL, "c2": PASS}
-    assert {f.node for f in check_all(evidence) if f.check != "answer"} == {"c2"}
+    assert verdicts(basic.answered(evidence)) == {"c1": FAIL, "c2": PASS}
+    assert {f.node for f in check_all(evidence) if f.check != "answered"} == {"c2"}
 
 
 class TestVersions:
     def test_another_python(self) -> None:
         evidence = two({"python": "3.12.0"})
         evidence = dataclasses.replace(evidence, reports={**evidence.reports, "c3": dataclasses.replace(GOOD, node="c3")})
-        assert verdicts(checks.versions(evidence)) == {"c1": PASS, "c2": FAIL, "c3": PASS}
-        assert finding(checks.versions(evidence)).finding == "python 3.12.0 (others: 3.11.2)"
+        assert verdicts(basic.versions(evidence)) == {"c1": PASS, "c2": FAIL, "c3": PASS}
+        assert finding(basic.versions(evidence)).finding == "python 3.12.0 (others: 3.11.2)"
 
     @pytest.mark.parametrize("packages", [{"torch": "2.6.0", "clusterrun": "0.1.0"}, {"clusterrun": "0.1.0"}])
     def test_another_package_or_none(self, packages: dict[str, str]) -> None:
-        odd = finding(checks.versions(two({"packages": packages})))
+        odd = finding(basic.versions(two({"packages": packages})))
         assert odd.verdict is FAIL
         assert f"torch {packages.get('torch', 'missing')} (others: 2.13.0)" in odd.finding
         assert "same environment" in odd.advice
@@ -112,36 +113,36 @@ class TestGpuCount:
         ],
     )
     def test_cuda(self, seen: dict[str, Any], verdict: Verdict, word: str) -> None:
-        found = finding(checks.gpu_count(two(seen)))
+        found = finding(basic.gpu_count(two(seen)))
         assert found.verdict is verdict
         assert word in found.finding
 
     def test_cpu_job_that_asked_for_gpus(self) -> None:
         cluster = dataclasses.replace(CPUS, gpus_per_node=8)
-        assert verdicts(checks.gpu_count(two({"visible_gpus": 1}, cluster))) == {"c1": PASS, "c2": FAIL}
+        assert verdicts(basic.gpu_count(two({"visible_gpus": 1}, cluster))) == {"c1": PASS, "c2": FAIL}
 
     def test_more_cpu_workers_than_gpus(self) -> None:
         """No more GPUs are asked of Slurm than a node has, so no more can be missing."""
         cluster = dataclasses.replace(CPUS, gpus_per_node=8, nproc_per_node=12)
-        assert verdicts(checks.gpu_count(two(None, cluster))) == {"c1": PASS, "c2": PASS}
+        assert verdicts(basic.gpu_count(two(None, cluster))) == {"c1": PASS, "c2": PASS}
 
     @pytest.mark.parametrize(
         "cluster", [CPUS, dataclasses.replace(CPUS, gpus_per_node=8, slurm=SlurmConfig(gpu_request=GpuRequest.none))]
     )
     def test_no_gpu_asked_for(self, cluster: ClusterConfig) -> None:
-        assert not list(checks.gpu_count(two({"visible_gpus": 0}, cluster)))
+        assert not list(basic.gpu_count(two({"visible_gpus": 0}, cluster)))
 
 
 def test_cpu_cores() -> None:
     cluster = dataclasses.replace(GPUS, cpus_per_proc=8)
-    assert verdicts(checks.cpu_cores(two({"cpus": 63}, cluster))) == {"c1": PASS, "c2": WARN}
-    assert finding(checks.cpu_cores(two({"cpus": 4}, cluster))).finding == "4 cores usable, 64 asked for"
+    assert verdicts(basic.cpu_cores(two({"cpus": 63}, cluster))) == {"c1": PASS, "c2": WARN}
+    assert finding(basic.cpu_cores(two({"cpus": 4}, cluster))).finding == "4 cores usable, 64 asked for"
 
 
 def test_run_directory() -> None:
     evidence = two({"run_dir_problem": "/nfs/x: Read-only file system"})
-    assert verdicts(checks.run_directory(evidence)) == {"c1": PASS, "c2": FAIL}
-    assert "Read-only" in finding(checks.run_directory(evidence)).finding
+    assert verdicts(basic.run_directory(evidence)) == {"c1": PASS, "c2": FAIL}
+    assert "Read-only" in finding(basic.run_directory(evidence)).finding
 
 
 class TestAddress:
@@ -154,12 +155,12 @@ class TestAddress:
         ],
     )
     def test_wrong(self, seen: dict[str, Any], word: str) -> None:
-        assert verdicts(checks.address(two(seen))) == {"c1": PASS, "c2": FAIL}
-        assert word in finding(checks.address(two(seen))).finding
+        assert verdicts(basic.address(two(seen))) == {"c1": PASS, "c2": FAIL}
+        assert word in finding(basic.address(two(seen))).finding
 
     def test_simulated_nodes_may_use_loopback(self) -> None:
         evidence = two({"host": "c1", "address": "127.0.0.1"}, first={"address": "127.0.0.1"})
-        assert verdicts(checks.address(evidence)) == {"c1": PASS, "c2": PASS}
+        assert verdicts(basic.address(evidence)) == {"c1": PASS, "c2": PASS}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ class TestAddress:
 )
 def test_clock(at: float, verdict: Verdict) -> None:
     """Between the begin of the step and its end nobody can tell; beyond, 5 s are allowed."""
-    assert verdicts(checks.clock(two({"time": at}))) == {"c1": PASS, "c2": verdict}
+    assert verdicts(basic.clock(two({"time": at}))) == {"c1": PASS, "c2": verdict}
 
 
 class TestDecide:
@@ -176,30 +177,30 @@ class TestDecide:
         return [Finding("check", node, verdict, f"it is {verdict.value}") for node, verdict in of.items()]
 
     def test_first_healthy_nodes_in_order(self) -> None:
-        decision = decide(["c3", "c1", "c2"], self.found(c1=PASS, c2=PASS, c3=PASS), 2, strict=False)
+        decision = decide(["c3", "c1", "c2"], self.found(c1=PASS, c2=PASS, c3=PASS), 2, PreflightConfig(strict=False))
         assert decision.chosen == ("c3", "c1")
         assert decision.bad == {}
 
     def test_a_spare_steps_in(self) -> None:
-        decision = decide(["c1", "c2", "c3"], self.found(c1=FAIL, c2=WARN, c3=PASS), 2, strict=False)
+        decision = decide(["c1", "c2", "c3"], self.found(c1=FAIL, c2=WARN, c3=PASS), 2, PreflightConfig(strict=False))
         assert decision.chosen == ("c2", "c3")
         assert decision.bad == {"c1": "check: it is FAIL"}
 
     @pytest.mark.parametrize(("strict", "chosen"), [(False, ("c1", "c2")), (True, ("c1",))])
     def test_strict_makes_unknown_fatal(self, strict: bool, chosen: tuple[str, ...]) -> None:
-        assert decide(["c1", "c2"], self.found(c1=PASS, c2=UNKNOWN), 2, strict=strict).chosen == chosen
+        assert decide(["c1", "c2"], self.found(c1=PASS, c2=UNKNOWN), 2, PreflightConfig(strict=strict)).chosen == chosen
 
     def test_the_first_reason_is_told(self) -> None:
         findings = [Finding("a", "c1", PASS, ""), Finding("b", "c1", FAIL, "first"), Finding("c", "c1", FAIL, "second")]
-        assert decide(["c1"], findings, 1, strict=False).bad == {"c1": "b: first"}
+        assert decide(["c1"], findings, 1, PreflightConfig(strict=False)).bad == {"c1": "b: first"}
 
     def test_too_few(self) -> None:
-        assert decide(["c1", "c2"], self.found(c1=FAIL, c2=FAIL), 2, strict=False).chosen == ()
+        assert decide(["c1", "c2"], self.found(c1=FAIL, c2=FAIL), 2, PreflightConfig(strict=False)).chosen == ()
 
     @given(st.lists(st.sampled_from(Verdict), min_size=1, max_size=8), st.integers(1, 8), st.booleans())
     def test_any(self, seen: Sequence[Verdict], wanted: int, strict: bool) -> None:
         nodes = [f"c{i}" for i in range(len(seen))]
-        decision = decide(nodes, self.found(**dict(zip(nodes, seen, strict=True))), wanted, strict=strict)
+        decision = decide(nodes, self.found(**dict(zip(nodes, seen, strict=True))), wanted, PreflightConfig(strict=strict))
         assert len(decision.chosen) <= wanted
         assert not set(decision.chosen) & set(decision.bad)
         assert len(decision.chosen) == min(wanted, len(nodes) - len(decision.bad))
@@ -247,7 +248,7 @@ class TestProbe:
         assert report.nvml_gpus is None
         assert report.nvml_problem
         evidence = Evidence(("n1",), {"n1": report}, GPUS, PreflightConfig(), (report.time, report.time))
-        assert verdicts(checks.gpu_count(evidence)) == {"n1": UNKNOWN}
+        assert verdicts(basic.gpu_count(evidence)) == {"n1": UNKNOWN}
 
     def test_no_such_interface(self, run: RunDir) -> None:
         report = self.look(run, interface="ib7")

@@ -55,7 +55,8 @@ def read(tensors: dict[str, Any], directory: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            load(tensors, storage_reader=_Reader(directory), planner=_LoadPlanner(flatten_state_dict=False), no_dist=True)
+            planner = _LoadPlanner(flatten_state_dict=False)
+            load(tensors, storage_reader=_Reader(directory), planner=planner, no_dist=True)
     except CheckpointException as error:
         # DCP wraps the error of each rank; here there is one.
         reason = next((str(failure[0]) for failure in error.failures.values()), str(error))

@@ -149,7 +149,7 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:
-    """Typed and resolved. Raises ConfigError for keys nobody reads (``+key=value`` lets them in) and bad interpolations."""
+    """Typed and resolved. Raises ConfigError for keys nobody reads (``+key=value`` lets them in)."""
     try:
         _refuse_unknown(composed, RunConfig, "")
         loaded = OmegaConf.to_object(composed)
@@ -177,8 +177,7 @@ def explain(error: Exception) -> ConfigError:
         searched = ", ".join([*map(str, user_config_dirs()), "the packaged configs"])
         listed = f" Known: {choices(known)}" if known else ""
         return ConfigError(
-            f"{group or 'config'}={option}: no such config.{nearest(option, known)}{listed} "
-            f"(looked in {searched})"
+            f"{group or 'config'}={option}: no such config.{nearest(option, known)}{listed} (looked in {searched})"
         )
     if isinstance(error, (yaml.YAMLError, UnicodeDecodeError)):
         return _unreadable(error)

@@ -193,6 +193,8 @@ class PreflightConfig:
     timeout_s: float = 120.0  # for all nodes to answer, seconds
     max_clock_skew_s: float = 5.0
     strict: bool = False  # UNKNOWN counts as FAIL
+    full: bool = False  # also the slow checks: GEMM per GPU, copies, bandwidth probes
+    policy: dict[str, str] = field(default_factory=dict)  # check -> fatal, warn or off, e.g. {clock: fatal}
 
 
 @dataclass

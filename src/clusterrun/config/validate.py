@@ -1,4 +1,4 @@
-"""What a configuration must satisfy beyond its types. Every message names the field, the value and what would be right."""
+"""What a configuration must satisfy beyond its types. Messages name the field, the value and what would be right."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterrun.config.batch import batch_sizes
+from clusterrun.config.checks import policies
 from clusterrun.config.schema import (
     Accelerator,
     CheckpointConfig,
@@ -231,6 +232,7 @@ def _check_checkpoint(checkpoint: CheckpointConfig) -> None:
 def _check_preflight(preflight: PreflightConfig) -> None:
     _between("preflight.timeout_s", preflight.timeout_s, 1, 24 * 3600)
     _between("preflight.max_clock_skew_s", preflight.max_clock_skew_s, 0, 24 * 3600)
+    policies(preflight.policy)
 
 
 def _check_recovery(recovery: RecoveryConfig) -> None:

@@ -28,7 +28,7 @@ class Allocation(Protocol):
     steps: StepRunner
 
     def why_stopped(self, signals: set[str]) -> Ending:
-        """What a stop was about, given the names of the signals the conductor got (none when only the tasks got one)."""
+        """What a stop was about; ``signals`` names those that the conductor got, none when only the tasks got one."""
         ...
 
     def requeue(self) -> int:

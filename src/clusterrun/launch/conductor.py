@@ -27,8 +27,9 @@ from clusterrun.launch.resources import signal_lead_s
 from clusterrun.launch.steps import Step, StepSpec
 from clusterrun.ledger import Ending, Ledger
 from clusterrun.preflight import report as reports
-from clusterrun.preflight.checks import Evidence, check_all
+from clusterrun.preflight.checks import check_all
 from clusterrun.preflight.decide import decide
+from clusterrun.preflight.evidence import Evidence
 from clusterrun.preflight.report import Decision, NodeReport, Verdict
 from clusterrun.rundir import AttemptDir, RunDir, write_durably
 
@@ -112,7 +113,7 @@ class Conductor:
         answers = {n: NodeReport.from_json(v) for n, v in _frames(reports.FRAME, out, seen).items() if n in nodes}
         window = (begin, time.time())
         findings = check_all(Evidence(tuple(nodes), answers, self._config.cluster, settings, window))
-        decision = decide(nodes, findings, self._config.cluster.nodes, strict=settings.strict)
+        decision = decide(nodes, findings, self._config.cluster.nodes, settings)
         if len(answers) < len(nodes):
             step.kill()
         for node in nodes:

@@ -14,6 +14,7 @@ from typing import Any
 
 from clusterrun.config import frozen
 from clusterrun.config.batch import BatchSizes, batch_sizes
+from clusterrun.config.checks import made
 from clusterrun.config.schema import Accelerator, DataKind, Executor, RunConfig
 from clusterrun.config.units import time_limit_minutes
 from clusterrun.config.validate import validated
@@ -21,7 +22,6 @@ from clusterrun.errors import ConfigError
 from clusterrun.launch.resources import requested_gpus, signal_lead_s
 from clusterrun.launch.sbatch import sbatch_text
 from clusterrun.launch.srun import srun_argv
-from clusterrun.preflight.checks import CHECKS
 from clusterrun.rundir import RUNS, RunDir
 from clusterrun.train.builtin import BUILTINS, TOKENS, VECTORS, check_task_args
 
@@ -109,7 +109,7 @@ def make_plan(config: RunConfig, run_id: str | None = None) -> Plan:
             signal_lead_s=signal_lead_s(config),
         ),
         batch=batch_sizes(train, config.world_size) if train.task is not None else None,
-        checks=tuple(check.__name__ for check in CHECKS),
+        checks=tuple(made(config.preflight.full, config.preflight.policy)),
         preflight_argv=tuple(srun_argv(everywhere, preflight, cluster) if slurm else preflight),
         training_argv=tuple(srun_argv(nodes, training, cluster) if slurm else training),
         environment=training_environment(config),

@@ -10,7 +10,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class StepSpec:
-    """What to run. Each task finds CLUSTERRUN_NODE (its name) and CLUSTERRUN_NODE_INDEX (0 is nodes[0]) in its environment."""
+    """What to run: one task on each of ``nodes``."""
 
     name: str
     nodes: Sequence[str]

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from clusterrun.config.checks import Policy, policies
+from clusterrun.config.schema import PreflightConfig
 from clusterrun.preflight.report import Decision, Finding, Verdict
 
 
-def decide(nodes: Sequence[str], findings: Sequence[Finding], wanted: int, *, strict: bool) -> Decision:
+def decide(nodes: Sequence[str], findings: Sequence[Finding], wanted: int, settings: PreflightConfig) -> Decision:
     """Choose the first ``wanted`` nodes without a fatal finding, in allocation order.
 
-    With ``strict`` an UNKNOWN is fatal. Fewer than wanted may be chosen; the caller decides what that means.
+    Fatal is a FAIL of a check whose policy is fatal; with ``strict`` its UNKNOWN is fatal too. Fewer than wanted may be
+    chosen; the caller decides what that means.
     """
-    fatal = {Verdict.FAIL, Verdict.UNKNOWN} if strict else {Verdict.FAIL}
+    policy = policies(settings.policy)
     bad: dict[str, str] = {}
     for finding in findings:
-        if finding.verdict in fatal:
+        if is_fatal(finding, policy.get(finding.check, Policy.fatal), strict=settings.strict):
             bad.setdefault(finding.node, f"{finding.check}: {finding.finding}")
     healthy = [node for node in nodes if node not in bad]
     return Decision(chosen=tuple(healthy[:wanted]), bad=bad, findings=tuple(findings))
+
+
+def is_fatal(finding: Finding, policy: Policy, *, strict: bool) -> bool:
+    """Whether this finding keeps its node from training."""
+    if policy is not Policy.fatal:
+        return False
+    return finding.verdict is Verdict.FAIL or (strict and finding.verdict is Verdict.UNKNOWN)

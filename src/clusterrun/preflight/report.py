@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -41,8 +43,27 @@ class NodeReport:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> NodeReport:
         """Tolerates fields of a newer version."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        return cls(**{k: v for k, v in value.items() if k in names})
+        report = from_plain(cls, value)
+        assert isinstance(report, NodeReport)
+        return report
+
+
+def from_plain(kind: Any, value: Any) -> Any:
+    """The inverse of ``dataclasses.asdict`` after JSON. Fields that this version does not know are left out."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if value is None or kind is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return from_plain(next(a for a in args if a is not type(None)), value)
+    if origin is tuple:
+        return tuple(from_plain(args[0], item) for item in value)
+    if origin is dict:
+        return {key: from_plain(args[1], item) for key, item in value.items()}
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        names = [f.name for f in dataclasses.fields(kind) if f.name in value]
+        return kind(**{name: from_plain(hints[name], value[name]) for name in names})  # type: ignore[operator]
+    return value
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def follow(run: RunDir, attempts_before: int, state_of: StateOf, console: Consol
 
 
 def _wait_until_ended(state_of: StateOf) -> None:
-    """The ledger's last line comes a moment before the job's own end; who is told "done" should find nothing running."""
+    """The ledger ends a moment before the job does; who is told "done" should find nothing running."""
     end = time.monotonic() + _ENDING_S
     while state_of()[0] != "ended" and time.monotonic() < end:
         time.sleep(_POLL_S)

@@ -1,41 +1,22 @@
-"""Judging the reports: small pure functions from what all nodes saw to findings."""
+"""Checks that every run needs, with or without GPUs: answers, versions, devices, directory, address, clock."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from clusterrun.config.schema import Accelerator, ClusterConfig, GpuRequest, PreflightConfig
+from clusterrun.config.schema import Accelerator, GpuRequest
+from clusterrun.preflight.evidence import Check, Evidence
 from clusterrun.preflight.report import Finding, NodeReport, Verdict
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Everything the checks may look at."""
-
-    nodes: tuple[str, ...]  # allocated, in Slurm's order
-    reports: Mapping[str, NodeReport]  # of those that answered
-    cluster: ClusterConfig
-    preflight: PreflightConfig
-    window: tuple[float, float]  # unix time on the conductor's host before the step and after it
-
-
-Check = Callable[[Evidence], Iterator[Finding]]
-
-
-def check_all(evidence: Evidence) -> list[Finding]:
-    """All checks on all nodes, in a fixed order."""
-    return [finding for check in CHECKS for finding in check(evidence)]
 
 
 def answered(e: Evidence) -> Iterator[Finding]:
     for node in e.nodes:
         if node in e.reports:
-            yield Finding("answer", node, Verdict.PASS, f"on host {e.reports[node].host}")
+            yield Finding("answered", node, Verdict.PASS, f"on host {e.reports[node].host}")
         else:
             yield Finding(
-                "answer",
+                "answered",
                 node,
                 Verdict.FAIL,
                 f"no report within {e.preflight.timeout_s:g} s",
@@ -144,4 +125,12 @@ def _version(report: NodeReport, name: str) -> str:
     return report.python if name == "python" else report.packages.get(name, "missing")
 
 
-CHECKS: tuple[Check, ...] = (answered, versions, gpu_count, cpu_cores, run_directory, address, clock)
+BASIC: dict[str, Check] = {
+    "answered": answered,
+    "versions": versions,
+    "gpu_count": gpu_count,
+    "cpu_cores": cpu_cores,
+    "run_directory": run_directory,
+    "address": address,
+    "clock": clock,
+}

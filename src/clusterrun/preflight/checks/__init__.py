@@ -1,0 +1,20 @@
+"""Judging the reports: small pure functions from what all nodes saw to findings.
+
+A check yields one finding per node that it has something to say about. What a FAIL then does is policy
+(``config.checks``), not the check's business. A check never passes because its command failed: that is UNKNOWN.
+"""
+
+from __future__ import annotations
+
+from clusterrun.config.checks import made
+from clusterrun.preflight.checks.basic import BASIC
+from clusterrun.preflight.evidence import Check, Evidence
+from clusterrun.preflight.report import Finding
+
+ALL: dict[str, Check] = {**BASIC}
+
+
+def check_all(evidence: Evidence) -> list[Finding]:
+    """All checks that the configuration asks for, on all nodes, in a fixed order."""
+    wanted = made(evidence.preflight.full, evidence.preflight.policy)
+    return [finding for name in wanted for finding in ALL[name](evidence)]
