@@ -110,13 +110,83 @@ def _resume(argv: list[str]) -> int:
     return _announce(submitted, options.wait)
 
 
+def _preflight(argv: list[str]) -> int:
+    parser = _parser(
+        "preflight",
+        "Check every node of a cluster, and train nothing. Exit 3 when a check is fatal on any node.",
+        "clusterrun preflight +cluster=a100_nvswitch cluster.nodes=4",
+    )
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--full", action="store_true", help="also the slow checks")
+    options, overrides = parser.parse_known_args(argv)
+    extra = ["action=preflight", *(["preflight.full=true"] if options.full else [])]
+
+    def check(config: RunConfig) -> int:
+        from rich.console import Console
+
+        from clusterrun.launch.submit import submit
+        from clusterrun.report import preflight_view
+
+        submitted = submit(config)
+        code = _wait_quietly(submitted)
+        results = preflight_view.read_results(submitted.run.all_attempts()[-1])
+        if options.json:
+            print(json.dumps(preflight_view.as_json(results), indent=1))
+        else:
+            preflight_view.show(results, Console(highlight=False))
+        return code
+
+    return _over_configs([*overrides, *extra], check)
+
+
+def _nodes(argv: list[str]) -> int:
+    parser = _parser(
+        "nodes",
+        "List the nodes that preflight refused, or take one off the list: nodes forgive NAME.",
+        "clusterrun nodes +cluster=a100_nvswitch; clusterrun nodes forgive c3 +cluster=a100_nvswitch",
+    )
+    parser.add_argument("--json", action="store_true", help="for machines")
+    options, rest = parser.parse_known_args(argv)
+    forgiven = rest[1] if rest[:1] == ["forgive"] and len(rest) > 1 else None
+    if rest[:1] == ["forgive"] and forgiven is None:
+        raise ConfigError("nodes forgive: the name of a node must follow, e.g. clusterrun nodes forgive c3")
+
+    def show(config: RunConfig) -> int:
+        from dataclasses import asdict
+
+        from rich.console import Console
+
+        from clusterrun.config.validate import validated
+        from clusterrun.launch import exclusions
+        from clusterrun.report import preflight_view
+
+        listed = exclusions.of(validated(config))
+        if forgiven is not None:
+            if not listed.forgive(forgiven):
+                raise ConfigError(f"nodes forgive {forgiven}: not on the list of cluster {listed.cluster}")
+            print(f"{forgiven} is off the list of cluster {listed.cluster}")
+        elif options.json:
+            print(json.dumps([asdict(entry) for entry in listed.all()], indent=1))
+        else:
+            preflight_view.show_exclusions(listed.all(), listed.cluster, Console(highlight=False))
+        return 0
+
+    return _over_configs(rest[2:] if forgiven is not None else rest, show)
+
+
 def _topo(argv: list[str]) -> int:
     from clusterrun.report.topology_table import main as topology_command
 
     return topology_command(argv)
 
 
-VERBS: dict[str, Callable[[list[str]], int]] = {"plan": _plan, "resume": _resume, "topo": _topo}
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "nodes": _nodes,
+    "plan": _plan,
+    "preflight": _preflight,
+    "resume": _resume,
+    "topo": _topo,
+}
 
 
 def _submit_one(config: RunConfig) -> int:
@@ -146,10 +216,32 @@ def _announce(submitted: Submitted, wait: bool | None) -> int:
         console.print(f"  log        tail -f {run.submitit}/{job.job_id}_0_log.out", markup=False, soft_wrap=True)
         console.print(f"  cancel     {jobs.how_to_cancel(job)}", markup=False)
         return 0
-    return _follow(submitted, console.is_terminal)
+    return _follow(submitted)
 
 
-def _follow(submitted: Submitted, terminal: bool) -> int:
+def _state_of(submitted: Submitted) -> Callable[[], tuple[str, str]]:
+    from clusterrun.launch import jobs
+
+    def state() -> tuple[str, str]:
+        now, reason = jobs.state_of(submitted.job)
+        return now.value, reason
+
+    return state
+
+
+def _wait_quietly(submitted: Submitted) -> int:
+    """Follow a run on standard error; standard output is for the result."""
+    from rich.console import Console
+
+    from clusterrun.report.follow import follow
+
+    followed = follow(submitted.run, submitted.attempts_before, _state_of(submitted), Console(stderr=True))
+    if not submitted.run.all_attempts():
+        raise ClusterrunError(f"{submitted.run.id}: {followed.message}")
+    return followed.exit_code
+
+
+def _follow(submitted: Submitted) -> int:
     from rich.console import Console
 
     from clusterrun.config.schema import Executor
@@ -157,11 +249,7 @@ def _follow(submitted: Submitted, terminal: bool) -> int:
     from clusterrun.report.follow import follow, summary
 
     console = Console(highlight=False)
-    run, job = submitted.run, submitted.job
-
-    def state() -> tuple[str, str]:
-        now, reason = jobs.state_of(job)
-        return now.value, reason
+    run, job, state = submitted.run, submitted.job, _state_of(submitted)
 
     try:
         followed = follow(run, submitted.attempts_before, state, console)

@@ -52,6 +52,20 @@ class GpuRequest(Enum):
     none = "none"
 
 
+class OnShortage(Enum):
+    """What to do when preflight leaves too few nodes."""
+
+    stop = "stop"
+    requeue = "requeue"
+
+
+class Action(Enum):
+    """What a job does: the whole run, or its preflight alone."""
+
+    train = "train"
+    preflight = "preflight"
+
+
 class DataKind(Enum):
     """Where samples come from."""
 
@@ -195,6 +209,9 @@ class PreflightConfig:
     strict: bool = False  # UNKNOWN counts as FAIL
     full: bool = False  # also the slow checks: GEMM per GPU, copies, bandwidth probes
     policy: dict[str, str] = field(default_factory=dict)  # check -> fatal, warn or off, e.g. {clock: fatal}
+    on_shortage: OnShortage = OnShortage.stop  # too few healthy nodes: exit 4, or queue again without the bad ones
+    exclude: bool = True  # remember refused nodes and leave them out of later submissions
+    exclude_for_h: float = 24.0  # how long, hours
 
 
 @dataclass
@@ -211,6 +228,7 @@ class RunConfig:
     run_id: str | None = None  # default: name and a hash of this configuration
     wait: bool | None = None  # follow the run; default true on this machine, false on Slurm
     seed: int = 0
+    action: Action = Action.train  # `clusterrun preflight` sets preflight
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE
@@ -19,6 +20,7 @@ from clusterrun.ledger import Ending
 
 # Slurm sends the signal before the time limit up to a minute early (man sbatch, --signal).
 _SIGNAL_RESOLUTION_S = 60
+_PENDING_PATIENCE_S = 20.0
 
 
 class Allocation(Protocol):
@@ -31,8 +33,8 @@ class Allocation(Protocol):
         """What a stop was about; ``signals`` names those that the conductor got, none when only the tasks got one."""
         ...
 
-    def requeue(self) -> int:
-        """Have the job started again; returns the exit code to end with at once.
+    def requeue(self, without: Sequence[str]) -> int:
+        """Have the job started again, avoiding some nodes; returns the exit code to end with at once.
 
         Raises:
             CommandError: the scheduler or the site forbids it.
@@ -70,10 +72,25 @@ class SlurmAllocation:
             return Ending.time_limit
         return Ending.stopped
 
-    def requeue(self) -> int:
+    def requeue(self, without: Sequence[str]) -> int:
         if not self._requeued:
             process.run(["scontrol", "requeue", self.job_id], timeout_s=SLURM_TIMEOUT_S)
+        if without:
+            self._avoid(without)
         return int(ExitCode.REQUEUE)
+
+    def _avoid(self, nodes: Sequence[str]) -> None:
+        """Slurm changes the nodes of a job only while it is pending, which it is a moment after the requeue."""
+        update = ["scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={','.join(nodes)}"]
+        end = time.monotonic() + _PENDING_PATIENCE_S
+        while True:
+            try:
+                process.run(update, timeout_s=SLURM_TIMEOUT_S)
+                return
+            except CommandError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.5)
 
 
 class LocalAllocation:
@@ -88,7 +105,7 @@ class LocalAllocation:
             return Ending.cancelled
         return Ending.time_limit if "SIGUSR2" in signals else Ending.stopped
 
-    def requeue(self) -> int:
+    def requeue(self, without: Sequence[str]) -> int:
         return int(LOCAL_REQUEUE_RETURN_CODE)  # submitit's local controller starts the task again
 
 

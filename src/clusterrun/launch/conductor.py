@@ -5,7 +5,6 @@ It lives on the job's first node (or on the laptop), owns the signals, and is th
 
 from __future__ import annotations
 
-import json
 import secrets
 import signal
 import time
@@ -17,21 +16,19 @@ from types import FrameType
 from clusterrun import frames, process
 from clusterrun.checkpoint.store import Store
 from clusterrun.config import frozen
-from clusterrun.config.schema import Executor, RunConfig
+from clusterrun.config.schema import Action, Executor, OnShortage, RunConfig
 from clusterrun.errors import CommandError, ExitCode
+from clusterrun.launch import exclusions
 from clusterrun.launch import outcome as outcomes
 from clusterrun.launch.allocation import Allocation, allocation_for
 from clusterrun.launch.outcome import How, Outcome, StepEnd, judge
-from clusterrun.launch.plan import preflight_argv, training_argv, training_environment
+from clusterrun.launch.plan import step_environment, training_argv
+from clusterrun.launch.preflight_step import Preflight, run_preflight
 from clusterrun.launch.resources import signal_lead_s
 from clusterrun.launch.steps import Step, StepSpec
 from clusterrun.ledger import Ending, Ledger
-from clusterrun.preflight import report as reports
-from clusterrun.preflight.checks import check_all
-from clusterrun.preflight.decide import decide
-from clusterrun.preflight.evidence import Evidence
-from clusterrun.preflight.report import Decision, NodeReport, Verdict
-from clusterrun.rundir import AttemptDir, RunDir, write_durably
+from clusterrun.preflight.report import NodeReport
+from clusterrun.rundir import AttemptDir, RunDir
 
 _POLL_S = 0.05
 _STOP_REPEAT_S = 10.0
@@ -81,57 +78,43 @@ class Conductor:
     def _attempt(self, attempt: AttemptDir) -> tuple[Ending, str, bool]:
         """One start: how it ended, why, and whether the workers said that they saved."""
         for port_try in range(_PORT_TRIES):
-            decision, chosen = self._preflight(attempt)
+            preflight = run_preflight(
+                self._run,
+                self._config,
+                attempt,
+                self._allocation.steps,
+                say=self._say,
+                told_to_stop=lambda: bool(self._signals),
+            )
             if self._signals:
                 return self._allocation.why_stopped(self._signals), "told to stop during preflight", False
+            self._exclude(preflight)
+            decision = preflight.decision
+            why = "; ".join(f"{node}: {reason}" for node, reason in decision.bad.items())
+            if self._config.action is Action.preflight:
+                return (Ending.preflight_refused if decision.bad else Ending.done), why, False
             if len(decision.chosen) < self._config.cluster.nodes:
-                why = "; ".join(f"{node}: {reason}" for node, reason in decision.bad.items())
                 message = f"{len(decision.chosen)} of {self._config.cluster.nodes} nodes healthy. {why}"
                 return (Ending.not_enough_nodes if decision.chosen else Ending.preflight_refused), message, False
             self._ledger.chose(attempt.number, list(decision.chosen))
-            end = self._train(attempt, chosen)
+            end = self._train(attempt, preflight.chosen)
             if end.how is How.port_taken and port_try + 1 < _PORT_TRIES:
                 self._say(f"{end.outcome.message if end.outcome else 'port taken'}; trying another")
                 continue
             return *self._explain(end), end.outcome is not None and end.outcome.saved
         raise AssertionError("unreachable")
 
-    def _preflight(self, attempt: AttemptDir) -> tuple[Decision, list[NodeReport]]:
-        """Ask every node, judge, choose. Returns the decision and the reports of the chosen nodes in their order."""
-        steps, settings = self._allocation.steps, self._config.preflight
-        nodes = steps.nodes()
-        out, err = attempt.step_output("preflight")
-        argv = preflight_argv(self._config, self._run, attempt.number, steps.head_address())
-        begin = time.time()
-        seen = out.stat().st_size if out.exists() else 0
-        step = steps.start(StepSpec("preflight", nodes, argv, out, err))
-        deadline = time.monotonic() + settings.timeout_s
-        while step.poll() is None and time.monotonic() < deadline:
-            if self._signals or len(_frames(reports.FRAME, out, seen)) == len(nodes):
-                break  # all have answered; srun itself takes a moment longer to end
-            time.sleep(_POLL_S)
-        answers = {n: NodeReport.from_json(v) for n, v in _frames(reports.FRAME, out, seen).items() if n in nodes}
-        window = (begin, time.time())
-        findings = check_all(Evidence(tuple(nodes), answers, self._config.cluster, settings, window))
-        decision = decide(nodes, findings, self._config.cluster.nodes, settings)
-        if len(answers) < len(nodes):
-            step.kill()
-        for node in nodes:
-            value = {
-                "report": answers[node].__dict__ if node in answers else None,
-                "findings": [f.as_json() for f in findings if f.node == node],
-                "chosen": node in decision.chosen,
-            }
-            write_durably(attempt.report(node), json.dumps(value, indent=1))
-        for finding in findings:
-            if finding.verdict is not Verdict.PASS:
-                self._say(f"preflight: {finding}")
-        self._say(
-            f"preflight: {len(answers)} of {len(nodes)} nodes answered in {window[1] - begin:.1f} s; "
-            f"chosen: {', '.join(decision.chosen) or 'none'}"
-        )
-        _wait(step, 10.0)
-        return decision, [answers[node] for node in decision.chosen]
+    def _exclude(self, preflight: Preflight) -> None:
+        """Remember refused nodes, so that later submissions avoid them."""
+        settings, cluster = self._config.preflight, self._config.cluster
+        if cluster.executor is not Executor.slurm or not settings.exclude:
+            return
+        listed = exclusions.of(self._config)
+        for entry in exclusions.to_exclude(
+            preflight.decision.findings, preflight.reports, settings, cluster=cluster.name, run_id=self._run.id
+        ):
+            listed.add(entry)
+            self._say(f"{entry.node} is left out of later submissions for {settings.exclude_for_h:g} h: {entry.reason}")
 
     def _train(self, attempt: AttemptDir, chosen: list[NodeReport]) -> StepEnd:
         head, nodes = chosen[0], [report.node for report in chosen]
@@ -140,9 +123,7 @@ class Conductor:
         endpoint = f"{head.address}:{head.port}"
         argv = training_argv(self._config, self._run, attempt.number, endpoint, secrets.token_hex(16))
         self._say(f"training: attempt {attempt.number} on {', '.join(nodes)}, rendezvous at {endpoint}")
-        step = self._allocation.steps.start(
-            StepSpec("training", nodes, argv, out, err, training_environment(self._config))
-        )
+        step = self._allocation.steps.start(StepSpec("training", nodes, argv, out, err, step_environment(self._config)))
         self._watch(step)
         step.kill()  # nothing of it may live on into the next attempt
         said = {n: Outcome.from_json(v) for n, v in _frames(outcomes.FRAME, out, seen).items() if n in nodes}
@@ -187,6 +168,10 @@ class Conductor:
         """Write the end of an attempt. Returns the job's exit code, or None to start the next attempt right here."""
         saved = self._store.latest_step()
         code = _EXIT_CODES.get(ending)
+        if ending is Ending.not_enough_nodes and self._may_try_other_nodes():
+            self._ledger.end(number, ending, saved_after=saved, message=message)
+            self._say(f"attempt {number}: {ending.value}, queued again without the refused nodes. {message}")
+            return self._allocation.requeue([entry.node for entry in exclusions.of(self._config).all()])
         if ending in _REQUEUED and not self._config.recovery.requeue:
             code = ExitCode.REQUEUE
         if code is not None:
@@ -201,13 +186,24 @@ class Conductor:
         if stalled >= self._config.recovery.max_stalled_attempts:
             return self._give_up(stalled)
         try:
-            return self._allocation.requeue()
+            return self._allocation.requeue([])
         except CommandError as error:
             self._ledger.end(
                 number, ending, saved_after=saved, exit_code=int(ExitCode.REQUEUE), message=f"requeue refused: {error}"
             )
             self._say(f"requeue refused: {error}. Go on with: clusterrun resume {self._run.root}")
             return int(ExitCode.REQUEUE)
+
+    def _may_try_other_nodes(self) -> bool:
+        """By policy, and not more often than the attempts that may stall: this does not touch the retry budget."""
+        if self._config.preflight.on_shortage is not OnShortage.requeue:
+            return False
+        short = 0
+        for attempt in reversed(self._ledger.attempts()[:-1]):
+            if attempt.ending is not Ending.not_enough_nodes:
+                break
+            short += 1
+        return short < self._config.recovery.max_stalled_attempts
 
     def _give_up(self, stalled: int) -> int:
         last = self._ledger.attempts()[-1]
@@ -248,14 +244,6 @@ def _frames(kind: str, output: Path, offset: int) -> dict[str, dict[str, object]
     with output.open("rb") as file:
         file.seek(offset)
         return frames.decode(kind, file.read().decode(errors="replace").splitlines())
-
-
-def _wait(step: Step, patience_s: float) -> None:
-    end = time.monotonic() + patience_s
-    while step.poll() is None and time.monotonic() < end:
-        time.sleep(_POLL_S)
-    if step.poll() is None:
-        step.kill()
 
 
 class Entry:

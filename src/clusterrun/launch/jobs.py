@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -65,13 +65,17 @@ class Job:
         write_durably(run.job, json.dumps(asdict(self)))
 
 
-def submit(run: RunDir, config: RunConfig) -> Job:
+def submit(run: RunDir, config: RunConfig, excluded: Sequence[str] = ()) -> Job:
     """Hand the run to its executor.
 
     Raises:
         SubmissionError: with the scheduler's own words.
     """
-    job = _submit_slurm(run, config) if config.cluster.executor is Executor.slurm else _submit_local(run, config)
+    job = (
+        _submit_slurm(run, config, excluded)
+        if config.cluster.executor is Executor.slurm
+        else _submit_local(run, config)
+    )
     job.write(run)
     return job
 
@@ -110,13 +114,13 @@ def how_to_cancel(job: Job) -> str:
     return f"scancel {job.job_id}" if job.executor == Executor.slurm.value else f"kill {job.job_id}"
 
 
-def _submit_slurm(run: RunDir, config: RunConfig) -> Job:
+def _submit_slurm(run: RunDir, config: RunConfig, excluded: Sequence[str]) -> Job:
     if shutil.which("sbatch") is None:
         raise SubmissionError(
             "sbatch: command not found on this machine; submit from a login node of the cluster, "
             "rehearse with scripts/slurm_lab, or run here with cluster=laptop"
         )
-    executor = executor_for(config, run)
+    executor = executor_for(config, run, excluded)
     words = io.StringIO()
     try:
         # Inside another job or step SLURM_* would act as options of sbatch (a known cause of wrong CPU bindings).

@@ -26,6 +26,9 @@ class LocalSteps:
     def nodes(self) -> list[str]:
         return [f"node{i}" for i in range(self._cluster.nodes + self._cluster.spare_nodes)]
 
+    def switches(self) -> dict[str, str]:
+        return {}
+
     def head_address(self) -> str:
         return "127.0.0.1"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from typing import Any
 from clusterrun.config import frozen
 from clusterrun.config.batch import BatchSizes, batch_sizes
 from clusterrun.config.checks import made
-from clusterrun.config.schema import Accelerator, DataKind, Executor, RunConfig
+from clusterrun.config.schema import Accelerator, Action, DataKind, Executor, RunConfig
 from clusterrun.config.units import time_limit_minutes
 from clusterrun.config.validate import validated
 from clusterrun.errors import ConfigError
+from clusterrun.launch import exclusions
 from clusterrun.launch.resources import requested_gpus, signal_lead_s
 from clusterrun.launch.sbatch import sbatch_text
 from clusterrun.launch.srun import srun_argv
@@ -57,9 +59,10 @@ class Plan:
     checks: tuple[str, ...]
     preflight_argv: tuple[str, ...]
     training_argv: tuple[str, ...]  # as on the first start, with the rendezvous still open
-    environment: dict[str, str]  # added for the training step
+    environment: dict[str, str]  # added for every step
     sbatch: str | None  # the very text that is submitted; None without Slurm
     after_signal: str
+    excluded: tuple[str, ...]  # refused by an earlier preflight; part of --exclude
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,11 +76,12 @@ def base_run_id(config: RunConfig) -> str:
     for key in _VIEW_ONLY:
         plain.pop(key)
     digest = hashlib.sha256(repr(sorted(plain.items())).encode()).hexdigest()[:8]
-    return f"{config.name or f'{config.train.name}-{config.cluster.name}'}-{digest}"
+    what = config.train.name if config.action is Action.train else config.action.value
+    return f"{config.name or f'{what}-{config.cluster.name}'}-{digest}"
 
 
-def make_plan(config: RunConfig, run_id: str | None = None) -> Plan:
-    """The plan of a configuration, under the given run id.
+def make_plan(config: RunConfig, run_id: str | None = None, excluded: Sequence[str] = ()) -> Plan:
+    """The plan of a configuration, under the given run id, without the nodes that preflight refused before.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -112,8 +116,9 @@ def make_plan(config: RunConfig, run_id: str | None = None) -> Plan:
         checks=tuple(made(config.preflight.full, config.preflight.policy)),
         preflight_argv=tuple(srun_argv(everywhere, preflight, cluster) if slurm else preflight),
         training_argv=tuple(srun_argv(nodes, training, cluster) if slurm else training),
-        environment=training_environment(config),
-        sbatch=sbatch_text(config, run) if slurm else None,
+        environment=step_environment(config),
+        sbatch=sbatch_text(config, run, excluded) if slurm else None,
+        excluded=tuple(excluded),
         after_signal="save and requeue" if config.recovery.requeue else "save and stop",
     )
 
@@ -177,8 +182,8 @@ def training_argv(config: RunConfig, run: RunDir, attempt: int, endpoint: str, r
     return [*argv, "-m", "clusterrun.train.worker", f"--run-dir={run.root}", f"--attempt={attempt}"]
 
 
-def training_environment(config: RunConfig) -> dict[str, str]:
-    """Environment added for the training step. cluster.env wins over what is derived here."""
+def step_environment(config: RunConfig) -> dict[str, str]:
+    """Environment added for every step. cluster.env wins over what is derived here."""
     return {
         # torchrun would set 1, a bare start all cores; both are wrong for a worker that was given some.
         "OMP_NUM_THREADS": str(config.cluster.cpus_per_proc),
@@ -206,4 +211,11 @@ def next_run_id(config: RunConfig) -> str:
 def plan_next(config: RunConfig) -> Plan:
     """The plan of what ``submit`` would send right now."""
     config = validated(config)
-    return make_plan(config, next_run_id(config))
+    return make_plan(config, next_run_id(config), excluded_nodes(config))
+
+
+def excluded_nodes(config: RunConfig) -> list[str]:
+    """Nodes on the cluster's list of refused ones. Simulated nodes are never listed."""
+    if config.cluster.executor is not Executor.slurm or not config.preflight.exclude:
+        return []
+    return [entry.node for entry in exclusions.of(config).all()]

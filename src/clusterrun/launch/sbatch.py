@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from submitit.slurm.slurm import SlurmExecutor
@@ -26,23 +27,23 @@ class PlanningExecutor(SlurmExecutor):
         return str(self._make_submission_file_text(self._submitit_command_str, uid=""))
 
 
-def executor_for(config: RunConfig, run: RunDir) -> PlanningExecutor:
+def executor_for(config: RunConfig, run: RunDir, excluded: Sequence[str] = ()) -> PlanningExecutor:
     """A submitit executor set up for one run.
 
     ``use_srun=False`` and ``exec``: one Python on the batch host takes the place of the batch shell, because
     ``--signal=B:`` reaches only that shell and a bash that waits for a child dies of it. Steps are started from there.
     """
     executor = PlanningExecutor(folder=run.submitit, python="exec " + shlex.quote(sys.executable))
-    executor.update_parameters(**_parameters(config, run))
+    executor.update_parameters(**_parameters(config, run, excluded))
     return executor
 
 
-def sbatch_text(config: RunConfig, run: RunDir) -> str:
+def sbatch_text(config: RunConfig, run: RunDir, excluded: Sequence[str] = ()) -> str:
     """What will be submitted, to the letter."""
-    return executor_for(config, run).text()
+    return executor_for(config, run, excluded).text()
 
 
-def _parameters(config: RunConfig, run: RunDir) -> dict[str, Any]:
+def _parameters(config: RunConfig, run: RunDir, excluded: Sequence[str]) -> dict[str, Any]:
     cluster, slurm = config.cluster, config.cluster.slurm
     extra: dict[str, Any] = {
         "signal": f"B:USR2@{signal_lead_s(config)}",
@@ -89,4 +90,6 @@ def _parameters(config: RunConfig, run: RunDir) -> dict[str, Any]:
         "mail_user",
     ):
         parameters[name] = getattr(slurm, name)
+    if excluded:
+        parameters["exclude"] = ",".join([*([slurm.exclude] if slurm.exclude else []), *excluded])
     return parameters

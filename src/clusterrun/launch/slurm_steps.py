@@ -35,6 +35,13 @@ class SlurmSteps:
             node_list = os.environ["SLURM_JOB_NODELIST"]
         return expand_host_list(node_list)
 
+    def switches(self) -> dict[str, str]:
+        try:
+            shown = process.run(["scontrol", "show", "topology", "--oneliner"], timeout_s=SLURM_TIMEOUT_S)
+        except CommandError:  # no topology plugin on this cluster
+            return {}
+        return leaf_switches(shown)
+
     def head_address(self) -> str:
         own = os.environ.get("SLURMD_NODENAME")
         interface = self._cluster.interconnect.interface
@@ -82,6 +89,16 @@ def expand_host_list(node_list: str) -> list[str]:
         return process.run(["scontrol", "show", "hostnames", node_list], timeout_s=SLURM_TIMEOUT_S).split()
     except CommandError:
         return [name.strip() for name in _parse_node_list(node_list)]
+
+
+def leaf_switches(shown: str) -> dict[str, str]:
+    """Node -> leaf switch, from ``scontrol show topology`` (lines like ``SwitchName=s0 Level=0 ... Nodes=c[1-4]``)."""
+    found: dict[str, str] = {}
+    for line in shown.splitlines():
+        match = re.search(r"SwitchName=(\S+) Level=0 .*?Nodes=(\S+)", line)
+        if match:
+            found.update(dict.fromkeys(expand_host_list(match.group(2)), match.group(1)))
+    return found
 
 
 def _node_address(node: str) -> str | None:

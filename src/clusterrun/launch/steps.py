@@ -43,6 +43,10 @@ class StepRunner(Protocol):
         """Nodes of the allocation as it is now, in the scheduler's order. A lost node is no longer among them."""
         ...
 
+    def switches(self) -> dict[str, str]:
+        """Node -> its leaf switch, as far as the scheduler knows; empty when it does not."""
+        ...
+
     def head_address(self) -> str:
         """An address by which the nodes reach the conductor's host."""
         ...

@@ -15,7 +15,7 @@ from clusterrun.config.validate import validated
 from clusterrun.errors import ConfigError, RunError, SubmissionError
 from clusterrun.launch import jobs
 from clusterrun.launch.jobs import Job, JobState
-from clusterrun.launch.plan import Plan, make_plan, next_run_id
+from clusterrun.launch.plan import Plan, excluded_nodes, make_plan, next_run_id
 from clusterrun.ledger import Ending, Ledger
 from clusterrun.rundir import RUNS, RunDir, write_durably
 
@@ -41,7 +41,7 @@ def submit(config: RunConfig) -> Submitted:
     _check_inside_job(config)
     _check_writable(Path(config.cluster.shared_dir))
     while True:
-        plan = make_plan(config, next_run_id(config))
+        plan = make_plan(config, next_run_id(config), excluded_nodes(config))
         try:
             run = RunDir.create(Path(config.cluster.shared_dir), plan.run_id)
             break
@@ -56,7 +56,7 @@ def submit(config: RunConfig) -> Submitted:
     write_durably(run.config, frozen.to_yaml(config))
     write_durably(run.plan, json.dumps(plan.as_json(), indent=1))
     try:
-        job = jobs.submit(run, config)
+        job = jobs.submit(run, config, plan.excluded)
     except SubmissionError:  # nothing runs and nothing will: leave no run behind that would take the id
         shutil.rmtree(run.root, ignore_errors=True)
         raise
@@ -79,10 +79,10 @@ def resume(run: RunDir) -> Submitted:
     if attempts and attempts[-1].ending is Ending.done:
         raise RunError(f"{run.id}: is done; nothing to resume")
     _check_inside_job(config)
-    plan = make_plan(config, run.id)
+    plan = make_plan(config, run.id, excluded_nodes(config))
     if run.job.exists():
         _enter(Path(Job.of(run).workdir))
-    return Submitted(run, jobs.submit(run, config), config, plan, len(attempts))
+    return Submitted(run, jobs.submit(run, config, plan.excluded), config, plan, len(attempts))
 
 
 def _enter(workdir: Path) -> None:

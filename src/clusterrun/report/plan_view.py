@@ -25,6 +25,8 @@ def plan_text(plan: Mapping[str, Any], *, bold: bool) -> str:
     if batch:
         per_rank = f"{batch['per_rank']} per rank, micro-batch {batch['micro']}"
         rows.append(("batch", f"{batch['global_']} samples per step ({per_rank})"))
+    if plan["excluded"]:
+        rows.append(("excluded", f"{', '.join(plan['excluded'])} (see clusterrun nodes)"))
     rows += [
         ("preflight", ", ".join(plan["checks"])),
         ("when told to stop", plan["after_signal"] + told),
