@@ -84,7 +84,9 @@ class TestTail:
 
 
 @given(st.data())
-def test_reading_in_any_pieces_gives_every_record_once(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_reading_in_any_pieces_gives_every_record_once(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     run = RunDir.create(tmp_path_factory.mktemp("runs"), "run")
     run.attempt(1).make()
     records = [step(n, note="é" * n) for n in range(1, data.draw(st.integers(1, 6)) + 1)]
@@ -143,7 +145,8 @@ class TestProgress:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599.5, "1:00:00"), (3723, "1:02:03"), (90000, "25:00:00")]
+    ("seconds", "text"),
+    [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3599.5, "1:00:00"), (3723, "1:02:03"), (90000, "25:00:00")],
 )
 def test_clock(seconds: float, text: str) -> None:
     assert following.clock(seconds) == text
@@ -165,7 +168,9 @@ class TestFollow:
         return followed, console.file.getvalue()
 
     def test_done(self, run: RunDir) -> None:
-        write(run, START, step(100), {"kind": "eval", "metric": "accuracy", "value": 0.9}, {"kind": "done", "step": 100})
+        write(
+            run, START, step(100), {"kind": "eval", "metric": "accuracy", "value": 0.9}, {"kind": "done", "step": 100}
+        )
         ledger = Ledger(run.ledger)
         ledger.end(ledger.start(reason="", job_id="1", saved_before=None), Ending.done, saved_after=100, exit_code=0)
         followed, _ = self.follow(run)
@@ -203,7 +208,9 @@ class TestFollow:
 
     def test_endings_of_earlier_submissions_are_old_news(self, run: RunDir) -> None:
         ledger = Ledger(run.ledger)
-        ledger.end(ledger.start(reason="", job_id="1", saved_before=None), Ending.cancelled, saved_after=5, exit_code=130)
+        ledger.end(
+            ledger.start(reason="", job_id="1", saved_before=None), Ending.cancelled, saved_after=5, exit_code=130
+        )
         followed, said = self.follow(run, before=1)
         assert "without a word" in followed.message
         assert "starting" in said

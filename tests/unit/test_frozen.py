@@ -21,7 +21,9 @@ from clusterrun.errors import ConfigError
 texts = (
     st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=8)
     | st.from_regex(r"\\{0,3}(\$\{)?[a-z:]{0,4}\}?\\{0,2}", fullmatch=True)
-    | st.sampled_from(["null", "~", "yes", "off", "1e5", "0x1f", "1:30", "01", "1_000", ".5", "inf", "- x", "a: b", "'"])
+    | st.sampled_from(
+        ["null", "~", "yes", "off", "1e5", "0x1f", "1:30", "01", "1_000", ".5", "inf", "- x", "a: b", "'"]
+    )
 ).filter(lambda text: text != "???")
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
 
@@ -36,7 +38,9 @@ def _again(config: RunConfig, file: Path) -> RunConfig:
     return frozen.load(file)
 
 
-@given(st.lists(texts, max_size=3), st.dictionaries(texts, texts, max_size=3), st.dictionaries(texts, scalars, max_size=3))
+@given(
+    st.lists(texts, max_size=3), st.dictionaries(texts, texts, max_size=3), st.dictionaries(texts, scalars, max_size=3)
+)
 def test_round_trip_of_free_text(file: Path, args: list[str], env: dict[str, str], extra: dict[str, Any]) -> None:
     config = RunConfig(
         cluster=ClusterConfig(env=env, slurm=SlurmConfig(extra=extra, setup=args)),
@@ -90,7 +94,9 @@ def test_plain_values(place: Path) -> None:
     assert plain.keys() == {f.name for f in dataclasses.fields(RunConfig)}
 
 
-@pytest.mark.parametrize("text", ["", "- 1\n", "word\n", "seed: x\n", "nosuch: 1\n", "a: [\n", "train: 3\n", "seed: ${x}\n"])
+@pytest.mark.parametrize(
+    "text", ["", "- 1\n", "word\n", "seed: x\n", "nosuch: 1\n", "a: [\n", "train: 3\n", "seed: ${x}\n"]
+)
 def test_what_is_no_configuration(text: str, file: Path) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"config\.yaml: can't be read") as refused:

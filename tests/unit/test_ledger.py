@@ -152,6 +152,11 @@ class TestStalled:
         story.killed(10)
         assert ledger.stalled(10) == 2
 
+    def test_killed_with_a_checkpoint_that_was_lost_later(self, ledger: Ledger, story: Story) -> None:
+        story.killed(15)  # saved step 20, as the next one found
+        story.killed(20)  # found step 20 damaged and set it aside
+        assert ledger.stalled(10) == 1
+
     def test_killed_then_ended(self, ledger: Ledger, story: Story) -> None:
         story.killed(10)
         story.attempt(10, 10)

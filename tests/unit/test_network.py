@@ -69,7 +69,7 @@ def test_same_key_same_port_different_keys_spread() -> None:
     assert len(set(ports)) >= 28
 
 
-@pytest.mark.parametrize("address", [LOOPBACK, "0.0.0.0"])
+@pytest.mark.parametrize("address", [LOOPBACK, "127.0.0.2", "0.0.0.0"])
 @pytest.mark.parametrize("reuse", [0, 1])
 def test_a_port_in_use_is_passed_over(address: str, reuse: int, listener: socket.socket) -> None:
     port = network.free_port(LOOPBACK, "taken")

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Ended
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from clusterrun.config.schema import ClusterConfig, RunConfig
 from clusterrun.launch.plan import Plan, base_run_id, make_plan
 from clusterrun.launch.resources import signal_lead_s
 from clusterrun.rundir import RUNS
+from conftest import Ended
 
 Run = Callable[..., Ended]
 
@@ -142,7 +142,15 @@ class TestRunId:
 
 @pytest.mark.parametrize(
     ("limit", "lead", "expected"),
-    [("1m", 120, 15), ("2m", 120, 30), ("8m", 120, 120), ("24h", 120, 120), ("1h", 1800, 900), ("1h", 60, 60), (None, 120, 120)],
+    [
+        ("1m", 120, 15),
+        ("2m", 120, 30),
+        ("8m", 120, 120),
+        ("24h", 120, 120),
+        ("1h", 1800, 900),
+        ("1h", 60, 60),
+        (None, 120, 120),
+    ],
 )
 def test_signal_lead(limit: str | None, lead: int, expected: int, shared: Path) -> None:
     config = compose([f"cluster.time_limit={limit or 'null'}", f"cluster.signal_lead_s={lead}", "cluster=lab"])
@@ -305,7 +313,12 @@ class TestHydrasOwn:
         script = 'eval "$(clusterrun -sc install=bash)"; complete -p clusterrun'
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(
-            ["bash", "-c", script], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60, check=False
+            ["bash", "-c", script],
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert "-F hydra_bash_completion clusterrun" in done.stdout, done.stderr
 

@@ -46,7 +46,9 @@ GOOD = NodeReport(
 )
 
 
-def two(second: dict[str, Any] | None = None, cluster: ClusterConfig = GPUS, first: dict[str, Any] | None = None) -> Evidence:
+def two(
+    second: dict[str, Any] | None = None, cluster: ClusterConfig = GPUS, first: dict[str, Any] | None = None
+) -> Evidence:
     """Nodes c1 and c2, changed as said."""
     one = dataclasses.replace(GOOD, **(first or {}))
     other = dataclasses.replace(GOOD, **{"node": "c2", "host": "c2", "address": "10.0.0.2", **(second or {})})
@@ -88,7 +90,9 @@ def test_one_did_not_answer() -> None:
 class TestVersions:
     def test_another_python(self) -> None:
         evidence = two({"python": "3.12.0"})
-        evidence = dataclasses.replace(evidence, reports={**evidence.reports, "c3": dataclasses.replace(GOOD, node="c3")})
+        evidence = dataclasses.replace(
+            evidence, reports={**evidence.reports, "c3": dataclasses.replace(GOOD, node="c3")}
+        )
         assert verdicts(basic.versions(evidence)) == {"c1": PASS, "c2": FAIL, "c3": PASS}
         assert finding(basic.versions(evidence)).finding == "python 3.12.0 (others: 3.11.2)"
 
@@ -164,7 +168,8 @@ class TestAddress:
 
 
 @pytest.mark.parametrize(
-    ("at", "verdict"), [(100.0, PASS), (110.0, PASS), (114.9, PASS), (115.1, WARN), (95.1, PASS), (94.9, WARN), (0.0, WARN)]
+    ("at", "verdict"),
+    [(100.0, PASS), (110.0, PASS), (114.9, PASS), (115.1, WARN), (95.1, PASS), (94.9, WARN), (0.0, WARN)],
 )
 def test_clock(at: float, verdict: Verdict) -> None:
     """Between the begin of the step and its end nobody can tell; beyond, 5 s are allowed."""
@@ -200,7 +205,9 @@ class TestDecide:
     @given(st.lists(st.sampled_from(Verdict), min_size=1, max_size=8), st.integers(1, 8), st.booleans())
     def test_any(self, seen: Sequence[Verdict], wanted: int, strict: bool) -> None:
         nodes = [f"c{i}" for i in range(len(seen))]
-        decision = decide(nodes, self.found(**dict(zip(nodes, seen, strict=True))), wanted, PreflightConfig(strict=strict))
+        decision = decide(
+            nodes, self.found(**dict(zip(nodes, seen, strict=True))), wanted, PreflightConfig(strict=strict)
+        )
         assert len(decision.chosen) <= wanted
         assert not set(decision.chosen) & set(decision.bad)
         assert len(decision.chosen) == min(wanted, len(nodes) - len(decision.bad))
@@ -226,7 +233,14 @@ class TestProbe:
         return probe.look("n1", argparse.Namespace(**asked))
 
     def test_as_the_step_runs_it(self, run: RunDir) -> None:
-        argv = [sys.executable, "-m", "clusterrun.preflight.probe", f"--run-dir={run.root}", "--attempt=1", "--head=127.0.0.1"]
+        argv = [
+            sys.executable,
+            "-m",
+            "clusterrun.preflight.probe",
+            f"--run-dir={run.root}",
+            "--attempt=1",
+            "--head=127.0.0.1",
+        ]
         env = {**os.environ, "CLUSTERRUN_NODE": "node7", "CUDA_VISIBLE_DEVICES": "0,1,2"}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True)
         (node, value), *others = frames.decode(FRAME, done.stdout.splitlines()).items()
@@ -267,7 +281,16 @@ class TestProbe:
 
     @pytest.mark.parametrize(
         ("value", "count"),
-        [(None, None), ("", 0), ("0", 1), ("0,1,2", 3), ("GPU-8a,MIG-1/2/3", 2), ("NoDevFiles", 0), ("-1", 0), ("0,-1,1", 1)],
+        [
+            (None, None),
+            ("", 0),
+            ("0", 1),
+            ("0,1,2", 3),
+            ("GPU-8a,MIG-1/2/3", 2),
+            ("NoDevFiles", 0),
+            ("-1", 0),
+            ("0,-1,1", 1),
+        ],
     )
     def test_visible_gpus(self, value: str | None, count: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

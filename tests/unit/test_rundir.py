@@ -121,7 +121,8 @@ class TestWriteDurably:
         write_durably(file, "0" * 200_000)
         program = (
             "import pathlib, sys\nfrom clusterrun.rundir import write_durably\nprint('go', flush=True)\n"
-            "while True:\n    for digit in '0123456789':\n        write_durably(pathlib.Path(sys.argv[1]), digit * 200_000)\n"
+            "while True:\n    for digit in '0123456789':\n"
+            "        write_durably(pathlib.Path(sys.argv[1]), digit * 200_000)\n"
         )
         for _ in range(3):
             with subprocess.Popen([sys.executable, "-c", program, file], stdout=subprocess.PIPE) as writer:
