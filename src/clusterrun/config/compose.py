@@ -19,6 +19,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -32,6 +33,7 @@ CONFIG_NAME = "clusterrun"  # not "config": a user's own ./conf/config.yaml must
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError)
 GROUPS = ("cluster", "train", "data", "checkpoint", "preflight")
 PACKAGED = "clusterrun.conf"
+DEFAULT_CLUSTER = "laptop"  # as in conf/clusterrun.yaml
 
 
 def user_config_dirs() -> list[Path]:
@@ -59,7 +61,7 @@ def normalise(overrides: Sequence[str]) -> list[str]:
     if not overrides:
         return []
     for item in overrides:
-        if re.fullmatch(rf"[+~]*({groups})=(null|true|false|[\d.]+)|=.*", item, flags=re.IGNORECASE):
+        if re.fullmatch(rf"[+~]*({groups})=(null|true|false|[\d.]+)|~({groups})|=.*", item, flags=re.IGNORECASE):
             raise ConfigError(f"{item}: a group takes the name of one of its configs, e.g. cluster=laptop")
     free = "|".join(re.escape(path) for path in _free_dictionaries(RunConfig))
     return [re.sub(rf"^({free})(?=[.=])", r"++\1", re.sub(rf"^\+({groups})=", r"\1=", item)) for item in overrides]
@@ -105,6 +107,7 @@ def run_hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) 
     composed: list[DictConfig] = []
 
     def collect(config: DictConfig) -> None:
+        _name_cluster(config, HydraConfig.get().runtime.choices["cluster"])
         composed.append(config)
 
     saved = sys.argv
@@ -118,6 +121,12 @@ def run_hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) 
         sys.argv = saved
     for config in composed:
         task(config)
+
+
+def _name_cluster(config: DictConfig, choice: str) -> None:
+    """A cluster's YAML need not repeat the name that its file has."""
+    if not config.cluster.name:
+        config.cluster.name = choice.rpartition("/")[2]
 
 
 def _check_flags(arguments: Sequence[str]) -> None:
@@ -142,9 +151,12 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_module(PACKAGED, version_base="1.3"):
-            composed = hydra.compose(CONFIG_NAME, overrides=normalise(overrides))
+            items = normalise(overrides)
+            composed = hydra.compose(CONFIG_NAME, overrides=items)
     except _HYDRA_ERRORS as error:
         raise explain(error) from None
+    chosen = [item.partition("=")[2] for item in items if item.startswith("cluster=")]
+    _name_cluster(composed, chosen[-1] if chosen else DEFAULT_CLUSTER)
     return to_run_config(composed)
 
 

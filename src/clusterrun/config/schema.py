@@ -139,7 +139,7 @@ class SlurmConfig:
 class ClusterConfig:
     """The declared hardware and scheduler."""
 
-    name: str = "laptop"
+    name: str = ""  # in run ids and the list of refused nodes; empty: the name of the file
     description: str = ""
     executor: Executor = Executor.local
     nodes: int = 1  # nodes that train

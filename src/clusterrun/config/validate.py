@@ -101,7 +101,7 @@ def is_node_local(path: str) -> bool:
 
 
 def _check_cluster(cluster: ClusterConfig) -> None:
-    if not _NAME.fullmatch(cluster.name):
+    if not _NAME.fullmatch(cluster.name or "unnamed"):
         raise ConfigError(f"cluster.name={cluster.name}: letters, digits, '.', '_' and '-' only")
     _between("cluster.nodes", cluster.nodes, 1, 100_000)
     _between("cluster.spare_nodes", cluster.spare_nodes, 0, 100_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -51,25 +52,28 @@ class StepEnd:
 def judge(nodes: Sequence[str], outcomes: Mapping[str, Outcome]) -> StepEnd:
     """One verdict from all agents.
 
-    A failure spreads: when one worker dies, its peers fail too, with errors about closed connections. So what says
-    most about the cause wins: a lost node, then a worker killed by a signal, then the earliest exception.
+    A failure spreads: when one worker dies, its peers fail too, with errors about closed connections, or abort. So what
+    says most about the cause wins: a worker killed by a signal (but SIGABRT, which is how peers often go), a lost node,
+    then the earliest failure.
     """
     lost = tuple(node for node in nodes if node not in outcomes)
-    for how in (How.port_taken, How.crashed):
-        these = [(o.time, node, o) for node, o in outcomes.items() if o.how is how]
+    for first in (How.port_taken, How.crashed):
+        these = {n: o for n, o in outcomes.items() if o.how is first and o.exit_code != -signal.SIGABRT}
         if these:
-            _, node, outcome = min(these, key=lambda entry: entry[0])
-            return StepEnd(how, node, outcome, lost)
+            return StepEnd(first, *_earliest(these), lost)
     if lost:
         return StepEnd(How.crashed, None, None, lost)
-    failed = [(o.time, node, o) for node, o in outcomes.items() if o.how in (How.failed, How.no_rendezvous)]
-    if failed:
-        _, node, outcome = min(failed, key=lambda entry: (entry[2].how is not How.failed, entry[0]))
-        return StepEnd(outcome.how, node, outcome)
+    for hows in ((How.failed, How.crashed), (How.no_rendezvous,)):
+        these = {n: o for n, o in outcomes.items() if o.how in hows}
+        if these:
+            node, outcome = _earliest(these)
+            return StepEnd(outcome.how, node, outcome)
     stopped = [(node, o) for node, o in outcomes.items() if o.how is How.stopped]
     if stopped:
         unsaved = [(node, o) for node, o in stopped if not o.saved]
-        node, outcome = (unsaved or stopped)[0]
-        return StepEnd(How.stopped, node, outcome)
-    node = nodes[0]
-    return StepEnd(How.done, node, outcomes[node])
+        return StepEnd(How.stopped, *(unsaved or stopped)[0])
+    return StepEnd(How.done, nodes[0], outcomes[nodes[0]])
+
+
+def _earliest(outcomes: Mapping[str, Outcome]) -> tuple[str, Outcome]:
+    return min(outcomes.items(), key=lambda entry: entry[1].time)

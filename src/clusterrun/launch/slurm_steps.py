@@ -65,7 +65,8 @@ class SlurmStep:
         self._srun = srun
 
     def poll(self) -> int | None:
-        return self._srun.poll()
+        code = self._srun.poll()
+        return 128 - code if code is not None and code < 0 else code
 
     def ask_to_stop(self) -> None:
         # srun ends the step on SIGTERM, but passes SIGUSR2 on to the tasks.

@@ -10,7 +10,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class StepSpec:
-    """What to run: one task on each of ``nodes``."""
+    """What to run: one task on each of ``nodes``, which are in allocation order (Slurm numbers tasks so)."""
 
     name: str
     nodes: Sequence[str]

@@ -26,15 +26,25 @@ def read_node(
     try:
         found = read_gpus(timeout_s=timeout_s, env=env)
     except NvmlUnavailable as error:
-        idle = sysfs.nvidia_functions(root)
-        said = [str(error)]
-        if idle:
-            said.append(f"{len(idle)} NVIDIA GPU(s) on PCI without an answering driver: {', '.join(idle)}")
-        # "No GPU" is a complete answer only when nothing hints at one; a GPU that can't be asked is a missing fact.
-        sure = error.absent and not idle
-        found = Topology(
-            gpus=(), links=(), source="sysfs", notes=tuple(said) if sure else (), missing=() if sure else tuple(said)
-        )
+        found = without_gpus(error, root)
+    return with_host(found, root)
+
+
+def without_gpus(error: NvmlUnavailable, root: Path = sysfs.SYS) -> Topology:
+    """A machine whose GPUs could not be read, with the reason in its notes (there is none) or as missing."""
+    idle = sysfs.nvidia_functions(root)
+    said = [str(error)]
+    if idle:
+        said.append(f"{len(idle)} NVIDIA GPU(s) on PCI without an answering driver: {', '.join(idle)}")
+    # "No GPU" is a complete answer only when nothing hints at one; a GPU that can't be asked is a missing fact.
+    sure = error.absent and not idle
+    return Topology(
+        gpus=(), links=(), source="sysfs", notes=tuple(said) if sure else (), missing=() if sure else tuple(said)
+    )
+
+
+def with_host(found: Topology, root: Path = sysfs.SYS) -> Topology:
+    """What NVML found, joined with the NICs and NUMA nodes that the kernel shows."""
     nodes = sysfs.host_numa(root)
     places = [sysfs.place(gpu.bus_id, root) if gpu.bus_id else None for gpu in found.gpus]
     return replace(
@@ -51,7 +61,16 @@ def read_gpus(*, timeout_s: float = NVML_TIMEOUT_S, env: Mapping[str, str] | Non
     Raises:
         NvmlUnavailable: no binding, driver or GPU; or no answer within ``timeout_s``; or the process died.
     """
-    argv = [sys.executable, "-m", "clusterrun.topology.nvml"]
+    return snapshot.loads(ask_worker("clusterrun.topology.nvml", timeout_s=timeout_s, env=env))[0]
+
+
+def ask_worker(module: str, *, timeout_s: float, env: Mapping[str, str] | None = None) -> str:
+    """What a worker that asks NVML printed; see ``nvml.main`` for its exit codes.
+
+    Raises:
+        NvmlUnavailable: as ``read_gpus``.
+    """
+    argv = [sys.executable, "-m", module]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         worker = start(argv, stdout=out, stderr=err, env=env)
         try:
@@ -70,7 +89,7 @@ def read_gpus(*, timeout_s: float = NVML_TIMEOUT_S, env: Mapping[str, str] | Non
         if code != 0:
             last = said.splitlines()[-1] if said else "it printed nothing"
             raise NvmlUnavailable(f"the process that asks NVML ended with {code}: {last}")
-        return snapshot.loads(out.read().decode())[0]
+        return out.read().decode(errors="replace")
 
 
 def _near(gpu: Gpu, where: sysfs.PciPlace | None, root: Path) -> Gpu:

@@ -47,14 +47,19 @@ def read_nvml() -> Topology:
     """
     ask = start()
     try:
-        count = ask("nvmlDeviceGetCount")
-        if count is None:
-            raise NvmlUnavailable(f"NVML does not count GPUs (error {ask.refused.get('nvmlDeviceGetCount')})")
-        if count == 0:
-            raise NvmlUnavailable("the NVIDIA driver is loaded, but finds no GPU", absent=True)
-        return _read(ask, int(count))
+        return read_with(ask)
     finally:
         ask.code("nvmlShutdown")
+
+
+def read_with(ask: Ask) -> Topology:
+    """As ``read_nvml``, with NVML already started by the caller."""
+    count = ask("nvmlDeviceGetCount")
+    if count is None:
+        raise NvmlUnavailable(f"NVML does not count GPUs (error {ask.refused.get('nvmlDeviceGetCount')})")
+    if count == 0:
+        raise NvmlUnavailable("the NVIDIA driver is loaded, but finds no GPU", absent=True)
+    return _read(ask, int(count))
 
 
 def _read(ask: Ask, count: int) -> Topology:

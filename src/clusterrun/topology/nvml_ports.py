@@ -37,14 +37,14 @@ def read_ports(ask: Ask, handle: Any, capability: tuple[int, int] | None) -> tup
         active = _active(ask, handle, link, capability)
         remote, address = _remote(ask, handle, link) if active else (None, None)
         version = ask("nvmlDeviceGetNvLinkVersion", handle, link)
-        speed = _field(ask, handle, _FIELD_SPEED, link)
+        speed = read_field(ask, handle, _FIELD_SPEED, link)
         ports.append(NvLinkPort(link, active, remote, address, version, speed))
     return tuple(ports)
 
 
-def _field(ask: Ask, handle: Any, field: int, link: int) -> int | None:
-    """An unsigned field value of one link, or None. Each field carries its own return code, which is looked at."""
-    values = ask("nvmlDeviceGetFieldValues", handle, [(field, link)])
+def read_field(ask: Ask, handle: Any, field: int, scope: int) -> int | None:
+    """An unsigned field value of a GPU, or of the link that ``scope`` names; or None. Each field carries its own return code, which is looked at."""
+    values = ask("nvmlDeviceGetFieldValues", handle, [(field, scope)])
     if values is None or values[0].nvmlReturn != 0:
         return None
     wide = values[0].valueType in (2, 3)  # unsigned long, unsigned long long; else unsigned int
@@ -53,7 +53,7 @@ def _field(ask: Ask, handle: Any, field: int, link: int) -> int | None:
 
 def _active(ask: Ask, handle: Any, link: int, capability: tuple[int, int] | None) -> bool | None:
     if capability is not None and capability >= _FIELD_STATE_SINCE:
-        state = _field(ask, handle, _FIELD_STATE, link)
+        state = read_field(ask, handle, _FIELD_STATE, link)
         if state is not None:
             return state in (_STATE_ACTIVE, _STATE_SLEEP)  # asleep means up, in low power
     code, state = ask.code("nvmlDeviceGetNvLinkState", handle, link)

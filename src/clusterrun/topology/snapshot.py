@@ -20,7 +20,7 @@ Rows = tuple[tuple[Link | None, ...], ...]
 
 def dumps(machines: Sequence[Topology]) -> str:
     """The text of a snapshot."""
-    return json.dumps({_KEY: FORMAT, "machines": [_plain(machine) for machine in machines]}, indent=1) + "\n"
+    return json.dumps({_KEY: FORMAT, "machines": [plain(machine) for machine in machines]}, indent=1) + "\n"
 
 
 def is_snapshot(text: str) -> bool:
@@ -45,7 +45,7 @@ def loads(text: str) -> list[Topology]:
     if not isinstance(machines, list) or not machines:
         raise TopologyError("topology snapshot without machines")
     try:
-        return [_topology(machine) for machine in machines]
+        return [from_plain(machine) for machine in machines]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TopologyError(f"topology snapshot with an unreadable machine: {error!r}") from None
 
@@ -54,22 +54,23 @@ def _token(link: Link | None) -> str | None:
     return None if link is None else str(link)
 
 
-def _plain(machine: Topology) -> dict[str, Any]:
-    plain: dict[str, Any] = {"source": machine.source, "name": machine.name, "driver": machine.driver}
-    plain["gpus"] = [_drop_unknown(asdict(gpu)) for gpu in machine.gpus]
-    plain["links"] = [[_token(link) for link in row] for row in machine.links]
-    plain["nics"] = []
+def plain(machine: Topology) -> dict[str, Any]:
+    """One machine as JSON can hold it."""
+    entry: dict[str, Any] = {"source": machine.source, "name": machine.name, "driver": machine.driver}
+    entry["gpus"] = [_drop_unknown(asdict(gpu)) for gpu in machine.gpus]
+    entry["links"] = [[_token(link) for link in row] for row in machine.links]
+    entry["nics"] = []
     for nic in machine.nics:
-        entry = {key: value for key, value in vars(nic).items() if key not in ("links", "nic_links")}
-        entry["links"] = [_token(link) for link in nic.links]
-        entry["nic_links"] = [_token(link) for link in nic.nic_links]
-        plain["nics"].append(_drop_unknown(entry))
-    plain["p2p"] = machine.p2p
-    plain["host_numa"] = list(machine.host_numa)
-    plain["complete"] = machine.complete
-    plain["missing"] = list(machine.missing)
-    plain["notes"] = list(machine.notes)
-    return plain
+        one = {key: value for key, value in vars(nic).items() if key not in ("links", "nic_links")}
+        one["links"] = [_token(link) for link in nic.links]
+        one["nic_links"] = [_token(link) for link in nic.nic_links]
+        entry["nics"].append(_drop_unknown(one))
+    entry["p2p"] = machine.p2p
+    entry["host_numa"] = list(machine.host_numa)
+    entry["complete"] = machine.complete
+    entry["missing"] = list(machine.missing)
+    entry["notes"] = list(machine.notes)
+    return entry
 
 
 def _drop_unknown(entry: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +93,8 @@ def _known(kind: type[Any], entry: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items() if key in names}
 
 
-def _topology(entry: dict[str, Any]) -> Topology:
+def from_plain(entry: dict[str, Any]) -> Topology:
+    """The inverse of ``plain``, after JSON or not. Raises what ``loads`` turns into TopologyError."""
     gpus = []
     for item in entry["gpus"]:
         ports = item.get("ports")
