@@ -16,6 +16,7 @@ from clusterrun.topology import command, snapshot
 from clusterrun.topology.model import Topology, TopologyError
 from clusterrun.topology.text import parse_topologies
 
+CORPUS = Path(__file__).parents[1] / "corpus" / "topo"
 PAIRS = """\
 \tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity
 GPU0\t X \tNV12\tSYS\tSYS\tSYS\t0-31\t0
@@ -126,3 +127,19 @@ def test_importing_asks_nothing() -> None:
         "import sys, clusterrun.topology.command, clusterrun.topology.nvml; print({'pynvml', 'torch'} & {*sys.modules})"
     )
     assert run([sys.executable, "-c", code], timeout_s=30).strip() == "set()"
+
+
+@pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_plot_draws_the_matrix(ending: str, magic: bytes, tmp_path: Path) -> None:
+    source = CORPUS / "004-8xV100-sxm2-hybrid-cube-2mlx.txt"
+    picture = tmp_path / f"wiring.{ending}"
+    assert topology_table.main([str(source), "--plot", str(picture)]) == 0
+    content = picture.read_bytes()
+    assert content.startswith(magic)
+    assert len(content) > 5_000
+
+
+def test_plot_refuses_other_endings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = CORPUS / "004-8xV100-sxm2-hybrid-cube-2mlx.txt"
+    assert topology_table.main([str(source), "--plot", str(tmp_path / "x.gif")]) == 2
+    assert capsys.readouterr().err.strip().endswith("the ending must be .png or .svg")

@@ -9,6 +9,7 @@ from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
+from clusterrun.report.topology_plot import write_plot
 from clusterrun.topology import command
 from clusterrun.topology.advice import advise, groups, weak_pairs
 from clusterrun.topology.classify import Wiring, classify
@@ -121,4 +122,4 @@ def _facts(topology: Topology, wiring: Wiring) -> list[Text]:
 
 def main(argv: Sequence[str]) -> int:
     """``clusterrun topo``: the command with this module as its printer. Returns the exit code."""
-    return command.main(argv, show=lambda machines: print_topologies(machines, Console()))
+    return command.main(argv, show=lambda machines: print_topologies(machines, Console()), plot=write_plot)

@@ -18,6 +18,7 @@ from clusterrun.topology.normalize import decode
 from clusterrun.topology.text import parse_topologies
 
 Show = Callable[[Sequence[Topology]], None]
+Plot = Callable[[Sequence[Topology], Path], None]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--record", metavar="FILE", type=Path, help="also write a snapshot that can be read back")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw a heat map, .png or .svg (extra: plots)")
     parser.add_argument(
         "--timeout", metavar="S", type=float, default=NVML_TIMEOUT_S, help="seconds to wait for NVML (%(default)g)"
     )
@@ -56,8 +58,8 @@ def load(path: str) -> list[Topology]:
         raise TopologyError(f"{'standard input' if path == '-' else path}: {error}") from None
 
 
-def main(argv: Sequence[str], *, show: Show) -> int:
-    """Run the command; ``show`` prints the machines for people (see clusterrun.report.topology_table).
+def main(argv: Sequence[str], *, show: Show, plot: Plot) -> int:
+    """Run the command; ``show`` prints the machines for people, ``plot`` draws them (clusterrun.report).
 
     Returns:
         0, or 2 with one line on standard error when the input is not a topology.
@@ -67,6 +69,8 @@ def main(argv: Sequence[str], *, show: Show) -> int:
         machines = load(options.file) if options.file else [read_node(timeout_s=options.timeout)]
         if options.record:
             _write(options.record, snapshot.dumps(machines))
+        if options.plot:
+            plot(machines, options.plot)
     except TopologyError as error:
         sys.stderr.write(f"clusterrun topo: {error}\n")
         return int(error.exit_code)

@@ -43,7 +43,10 @@ def read_ports(ask: Ask, handle: Any, capability: tuple[int, int] | None) -> tup
 
 
 def read_field(ask: Ask, handle: Any, field: int, scope: int) -> int | None:
-    """An unsigned field value of a GPU, or of the link that ``scope`` names; or None. Each field carries its own return code, which is looked at."""
+    """An unsigned field value of a GPU, or of the link that ``scope`` names; or None.
+
+    Each field carries its own return code, which is looked at.
+    """
     values = ask("nvmlDeviceGetFieldValues", handle, [(field, scope)])
     if values is None or values[0].nvmlReturn != 0:
         return None
