@@ -38,9 +38,7 @@ def main() -> int:
             [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
             check=True, capture_output=True, text=True,
         ).stdout.strip()  # fmt: skip
-        subprocess.run(
-            [*pip, "install", "--no-deps", "--target", purelib, *map(str, place.glob("*.whl"))], check=True
-        )
+        subprocess.run([*pip, "install", "--no-deps", "--target", purelib, *map(str, place.glob("*.whl"))], check=True)
         (Path(purelib) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
         (place / "empty").mkdir()
         env = {**os.environ, "CLUSTERRUN_SHARED_DIR": "/srv/clusterrun"}

@@ -54,7 +54,9 @@ def bare(shared: Path, name: str) -> float:
     run.config.write_text(frozen.to_yaml(validated(compose(JOB))))
     run.attempt(1).make()
     worker = f"-m clusterrun.train.worker --run-dir {shlex.quote(str(run.root))} --attempt 1"
-    torchrun = f"{shlex.quote(sys.executable)} -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
+    torchrun = (
+        f"{shlex.quote(sys.executable)} -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
+    )
     script = f"""#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=2 --gpus-per-node=a100:2 --partition=main --time=60
 #SBATCH --output={run.root}/bare.out

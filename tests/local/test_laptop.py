@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from clusterrun.launch.local_steps import processes_with
+from clusterrun.ledger import Ending
 from support import (
     assert_same_bits,
     attempts,
@@ -23,9 +25,6 @@ from support import (
     step_reached,
     wait_for,
 )
-
-from clusterrun.launch.local_steps import processes_with
-from clusterrun.ledger import Ending
 
 SLOW = ["train=ddp_linear", "data=mnist5k", "train.task=slow_task:SlowLinear", "train.epochs=8"]
 DELAY = "train.task_args.delay_s=0.05"

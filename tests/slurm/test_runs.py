@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from clusterrun.ledger import Ending
 from support import (
     TESTS,
     assert_same_bits,
@@ -19,8 +21,6 @@ from support import (
     step_reached,
     wait_for,
 )
-
-from clusterrun.ledger import Ending
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("lab")]
 
@@ -59,7 +59,7 @@ def test_three_hosts_train_as_the_laptop_does(shared: Path) -> None:
     assert on_lab.keys() == on_laptop.keys()
     assert len(on_lab) > 20
     assert max(abs(on_lab[s] - on_laptop[s]) for s in on_lab) <= 1e-6
-    assert f"JobState=COMPLETED" in scontrol_job(job_id(shared, "lab6"))
+    assert "JobState=COMPLETED" in scontrol_job(job_id(shared, "lab6"))
 
 
 def test_the_plan_is_what_was_submitted(shared: Path) -> None:
