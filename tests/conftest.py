@@ -68,3 +68,16 @@ def clusterrun_here(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable
         return Ended(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def lab() -> Path:
+    """The Slurm lab's script, with 4 healthy hosts of 8 GPUs behind it. One that can't come up is a failure, no skip.
+
+    It stays up: scripts/test takes it down again when it was not up before.
+    """
+    script = Path(__file__).parents[1] / "scripts" / "slurm_lab"
+    argv = [sys.executable, str(script), "up", "--nodes", "4", "--gpus", "8"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return script
