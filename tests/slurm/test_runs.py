@@ -98,6 +98,7 @@ def test_submit_returns_at_once_and_says_what_to_type_next(shared: Path) -> None
     subprocess.run(["scancel", job], check=True, timeout=30)
 
 
+@pytest.mark.timeout(700)
 def test_preempted_then_out_of_time_ends_with_the_same_bits(shared: Path) -> None:
     code, said = clusterrun(shared, *SIX, *SLOW, "run_id=undisturbed")
     assert code == 0, said
@@ -108,7 +109,7 @@ def test_preempted_then_out_of_time_ends_with_the_same_bits(shared: Path) -> Non
     wait_for("some steps", lambda: step_reached(shared, "disturbed") >= 50)
     preemptor = ["sbatch", "--partition=high", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap", "sleep 2"]
     subprocess.run(preemptor, check=True, capture_output=True, timeout=30)
-    wait_for("the end", lambda: attempts(shared, "disturbed")[-1].exit_code is not None, timeout_s=280)
+    wait_for("the end", lambda: attempts(shared, "disturbed")[-1].exit_code is not None, timeout_s=500)
 
     story = attempts(shared, "disturbed")
     endings = [a.ending for a in story]
