@@ -1,8 +1,10 @@
 /* A stand-in for libnvidia-ml.so.1 that answers from a scenario file, so that the real pynvml binding is tested.
  *
- * NVML_STUB_SCENARIO names a text file of lines "key value"; the keys are those that the functions below look up.
+ * NVML_STUB_SCENARIO names a text file of lines "key value" (%h in it is the host name); the keys are those that the
+ * functions below look up.
  *   gpu.<i>.<fact>          facts of a GPU            link.<i>.<l>.<fact>     facts of NVLink port l
  *   topo.<i>.<j>            common ancestor level     p2p.<i>.<j>             P2P status (read)
+ *   field.<i>.<id>.<scope>  field value        error.<i>.<l>.<counter> NVLink error counter
  *   rc.<function>[.<i>[.<k>]]  return code instead of an answer (k: the port, or the second GPU)
  *   hang.<function>         seconds to sleep before answering
  * A fact that is not in the file is NOT_SUPPORTED, as on real hardware that lacks the feature.
@@ -21,6 +23,7 @@
 #endif
 
 enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15, VERSION_MISMATCH = 25 };
+#define MEMORY_V2 0x02000028
 
 typedef void *Device; /* index + 1 */
 typedef struct {
@@ -44,6 +47,12 @@ static size_t length;
 
 static void load(void) {
     const char *path = getenv("NVML_STUB_SCENARIO");
+    char own[4096], host[256];
+    const char *mark = path ? strstr(path, "%h") : NULL;
+    if (mark && !gethostname(host, sizeof host)) {
+        snprintf(own, sizeof own, "%.*s%s%s", (int)(mark - path), path, host, mark + 2);
+        path = own;
+    }
     FILE *file = path ? fopen(path, "r") : NULL;
     if (!file || content) return;
     fseek(file, 0, SEEK_END);
@@ -112,6 +121,14 @@ const char *nvmlErrorString(int code) { return code == GPU_IS_LOST ? "GPU is los
 
 int nvmlSystemGetDriverVersion(char *out, unsigned size) { REFUSE(-1, -1); return string(find("driver"), out, size); }
 
+int nvmlSystemGetCudaDriverVersion(int *out) {
+    uint64_t value;
+    REFUSE(-1, -1);
+    int code = number(find("cuda"), &value);
+    if (!code) *out = (int)value;
+    return code;
+}
+
 int nvmlDeviceGetCount_v2(unsigned *out) {
     uint64_t value = 0;
     REFUSE(-1, -1);
@@ -157,6 +174,141 @@ UNSIGNED(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width_max")
 UNSIGNED(nvmlDeviceGetNumaNodeId, "own_numa")
 #endif
 
+UNSIGNED(nvmlDeviceGetPcieReplayCounter, "pcie_replays")
+UNSIGNED(nvmlDeviceGetRetiredPagesPendingStatus, "retired_pending")
+UNSIGNED(nvmlDeviceGetPersistenceMode, "persistence")
+UNSIGNED(nvmlDeviceGetEnforcedPowerLimit, "power_mw")
+UNSIGNED(nvmlDeviceGetPowerManagementDefaultLimit, "power_default_mw")
+
+/* Answers that depend on one more number: the fact's name ends in it. */
+#define NUMBERED(function, fact, type)                                      \
+    int function(Device device, unsigned what, type *out) {  \
+        int i = index_of(device);                                           \
+        uint64_t value;                                                     \
+        REFUSE(i, -1);                                                      \
+        int code = number(find("gpu.%d." fact ".%u", i, what), &value);     \
+        if (!code) *out = (type)value;                                      \
+        return code;                                                        \
+    }
+NUMBERED(nvmlDeviceGetTemperature, "temperature", unsigned)
+NUMBERED(nvmlDeviceGetTemperatureThreshold, "threshold", unsigned)
+NUMBERED(nvmlDeviceGetMaxClockInfo, "clock_max", unsigned)
+
+int nvmlDeviceGetTotalEccErrors(Device device, unsigned type, unsigned counter, unsigned long long *out) {
+    int i = index_of(device);
+    uint64_t value;
+    REFUSE(i, -1);
+    int code = number(find("gpu.%d.ecc_errors.%u.%u", i, type, counter), &value);
+    if (!code) *out = value;
+    return code;
+}
+
+int nvmlDeviceGetEccMode(Device device, unsigned *current, unsigned *pending) {
+    int i = index_of(device);
+    uint64_t value;
+    REFUSE(i, -1);
+    int code = number(find("gpu.%d.ecc", i), &value);
+    if (!code) *current = *pending = (unsigned)value;
+    return code;
+}
+
+#if OLD_DRIVER < 2
+int nvmlDeviceGetRemappedRows(Device device, unsigned *correctable, unsigned *uncorrectable, unsigned *pending,
+                              unsigned *failed) {
+    int i = index_of(device);
+    REFUSE(i, -1);
+    const char *text = find("gpu.%d.remap", i);
+    return text && sscanf(text, "%u %u %u %u", correctable, uncorrectable, pending, failed) == 4 ? OK : NOT_SUPPORTED;
+}
+#endif
+
+int nvmlDeviceGetRetiredPages(Device device, unsigned cause, unsigned *count, unsigned long long *pages) {
+    int i = index_of(device);
+    uint64_t value;
+    unsigned room = *count;
+    REFUSE(i, -1);
+    int code = number(find("gpu.%d.retired.%u", i, cause), &value);
+    if (code) return code;
+    *count = (unsigned)value;
+    if (room < value) return INSUFFICIENT_SIZE;
+    for (unsigned at = 0; pages && at < value; at++) pages[at] = at << 12;
+    return OK;
+}
+
+/* The name since driver 535, and the one before. */
+static int reasons(const char *function, Device device, unsigned long long *out) {
+    int i = index_of(device), code = refused(function, i, -1);
+    uint64_t value;
+    if (!code) code = number(find("gpu.%d.throttle", i), &value);
+    if (!code) *out = value;
+    return code;
+}
+#if OLD_DRIVER < 1
+int nvmlDeviceGetCurrentClocksEventReasons(Device device, unsigned long long *out) {
+    return reasons(__func__, device, out);
+}
+#endif
+int nvmlDeviceGetCurrentClocksThrottleReasons(Device device, unsigned long long *out) {
+    return reasons(__func__, device, out);
+}
+
+typedef struct {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpuInstance, computeInstance;
+} Process;
+#if OLD_DRIVER < 2
+int nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, Process *out) {
+    int i = index_of(device);
+    unsigned room = *count, found = 0;
+    REFUSE(i, -1);
+    const char *text = find("gpu.%d.pids", i); /* "-" for none */
+    if (!text) return NOT_SUPPORTED;
+    for (char *end; *text; text = end) {
+        unsigned long pid = strtoul(text, &end, 10);
+        if (end == text) break;
+        if (found < room) out[found] = (Process){(unsigned)pid, 1ull << 30, ~0u, ~0u};
+        found++;
+    }
+    *count = found;
+    return found > room ? INSUFFICIENT_SIZE : OK;
+}
+#endif
+
+#if OLD_DRIVER < 1
+typedef struct {
+    uint32_t version;
+    int margin;
+} Margin;
+int nvmlDeviceGetMarginTemperature(Device device, Margin *out) {
+    int i = index_of(device);
+    REFUSE(i, -1);
+    const char *text = find("gpu.%d.margin", i);
+    if (!text) return NOT_SUPPORTED;
+    out->margin = atoi(text);
+    return OK;
+}
+
+typedef struct {
+    uint32_t version;
+    unsigned long long total, reserved, free, used;
+} MemoryV2;
+int nvmlDeviceGetMemoryInfo_v2(Device device, MemoryV2 *out) {
+    int i = index_of(device);
+    uint64_t total, used = 0;
+    REFUSE(i, -1);
+    if (out->version != MEMORY_V2) return VERSION_MISMATCH;
+    int code = number(find("gpu.%d.memory", i), &total);
+    if (!code) code = number(find("gpu.%d.memory_used", i), &used);
+    if (code) return code;
+    out->total = total;
+    out->used = used;
+    out->reserved = 600ull << 20;
+    out->free = total - used - out->reserved;
+    return OK;
+}
+#endif
+
 int nvmlDeviceGetPciInfo_v3(Device device, PciInfo *out) {
     int i = index_of(device);
     REFUSE(i, -1);
@@ -177,6 +329,7 @@ int nvmlDeviceGetMemoryInfo(Device device, uint64_t *out) { /* total, free, used
     int i = index_of(device);
     REFUSE(i, -1);
     out[1] = out[2] = 0;
+    number(find("gpu.%d.memory_used", i), &out[2]);
     return number(find("gpu.%d.memory", i), out);
 }
 
@@ -246,6 +399,14 @@ int nvmlDeviceGetNvLinkState(Device d, unsigned l, unsigned *out) { return port(
 int nvmlDeviceGetNvLinkVersion(Device d, unsigned l, unsigned *out) { return port(__func__, d, l, "version", out); }
 int nvmlDeviceGetNvLinkCapability(Device d, unsigned l, unsigned what, unsigned *out) {
     return port(__func__, d, l, what == 0 ? "p2p" : "other", out);
+}
+int nvmlDeviceGetNvLinkErrorCounter(Device device, unsigned link, unsigned counter, unsigned long long *out) {
+    int i = index_of(device);
+    uint64_t value;
+    REFUSE(i, (int)link);
+    int code = number(find("error.%d.%u.%u", i, link, counter), &value);
+    if (!code) *out = value;
+    return code;
 }
 #if OLD_DRIVER < 1
 int nvmlDeviceGetNvLinkRemoteDeviceType(Device d, unsigned l, unsigned *out) { return port(__func__, d, l, "type", out); }

@@ -90,6 +90,44 @@ def direct(facts: Scenario, bonds: Mapping[tuple[int, int], int], version: int) 
     return facts
 
 
+#: Line rate of an NVLink in MB/s per direction, by compute capability.
+LINK_MB_S = {"7.0": 25_781, "8.0": 25_000, "9.0": 26_562, "10.0": 53_125}
+
+
+def healthy(facts: Scenario) -> Scenario:
+    """The state of sound, idle GPUs of a data centre, as a current driver tells it."""
+    facts = facts | {"cuda": 12_040}
+    for i in range(int(str(facts["count"]))):
+        key, capability = f"gpu.{i}", str(facts[f"gpu.{i}.capability"])
+        facts |= {
+            f"{key}.serial": 1_650_000_000 + i,
+            f"{key}.pcie_replays": 0,
+            f"{key}.ecc": 1,
+            f"{key}.ecc_errors.1.0": 0,
+            f"{key}.throttle": 1,  # idle
+            f"{key}.power_mw": 400_000,
+            f"{key}.power_default_mw": 400_000,
+            f"{key}.temperature.0": 34,
+            f"{key}.threshold.1": 89,
+            f"{key}.persistence": 1,
+            f"{key}.pids": "-",
+            f"{key}.memory_used": 64 << 20,
+            f"{key}.clock_max.1": 1_980,
+            f"{key}.clock_max.2": 2_619,
+            f"field.{i}.230.0": 0,
+        }
+        if float(capability) < 8:
+            facts |= {f"{key}.retired.0": 1, f"{key}.retired.1": 0, f"{key}.retired_pending": 0}
+        else:
+            facts |= {f"{key}.remap": "0 0 0 0", f"{key}.mig": 0}
+        if float(capability) >= 9:
+            facts[f"{key}.margin"] = 50
+        for link in range(int(str(facts.get(f"{key}.ports", 0)))):
+            facts[f"field.{i}.164.{link}"] = LINK_MB_S[capability]
+            facts |= {f"error.{i}.{link}.{counter}": 0 for counter in range(4)}
+    return facts
+
+
 def dgx_a100() -> Scenario:
     return switched(machine(8, "NVIDIA A100-SXM4-80GB", "8.0", 80, 4), 12, 3, "00000000:C7:00.0")
 
@@ -188,11 +226,113 @@ def no_gpu() -> Scenario:
     return {"driver": "550.54.15", "count": 0}
 
 
+def link_down_here() -> Scenario:
+    """GPU5 has lost all its NVLinks."""
+    return healthy(hgx_h100()) | {f"field.5.165.{link}": 0 for link in range(18)}
+
+
+def half_links() -> Scenario:
+    """GPU3 has half its NVLinks."""
+    return healthy(hgx_h100()) | {f"field.3.165.{link}": 0 for link in range(9, 18)}
+
+
+def half_links_hidden() -> Scenario:
+    """As before, and the driver does not even list the ports that are gone."""
+    return healthy(hgx_h100()) | {f"link.3.{link}.p2p": 0 for link in range(9, 18)}
+
+
+def slow_link() -> Scenario:
+    return healthy(hgx_h100()) | {"field.6.164.7": 13_281}
+
+
+def link_errors() -> Scenario:
+    return healthy(hgx_h100()) | {"error.2.5.0": 3, "error.2.9.3": 4}
+
+
+def lost() -> Scenario:
+    return healthy(hgx_h100()) | {"gpu.5.lost": GPU_IS_LOST}
+
+
+def lost_while_asked() -> Scenario:
+    """The last of the questions finds the GPU gone."""
+    return healthy(hgx_h100()) | {"rc.nvmlDeviceGetMaxClockInfo.5": GPU_IS_LOST}
+
+
+def ecc_error() -> Scenario:
+    return healthy(hgx_h100()) | {"gpu.1.ecc_errors.1.0": 2}
+
+
+def remap_pending() -> Scenario:
+    return healthy(hgx_h100()) | {"gpu.4.remap": "0 1 1 0"}
+
+
+def remap_failed() -> Scenario:
+    return healthy(hgx_h100()) | {"gpu.4.remap": "0 8 0 1"}
+
+
+def throttled() -> Scenario:
+    return healthy(hgx_h100()) | {"gpu.0.throttle": 0x01 | 0x40}
+
+
+def power_capped() -> Scenario:
+    return healthy(hgx_h100()) | {"gpu.0.throttle": 0x04, "gpu.7.power_mw": 250_000}
+
+
+def hot() -> Scenario:
+    return healthy(hgx_h100()) | {"gpu.2.margin": -1, "gpu.2.temperature.0": 91}
+
+
+def xid() -> Scenario:
+    return healthy(hgx_h100()) | {"field.3.230.0": 2}
+
+
+def leftovers() -> Scenario:
+    return healthy(hgx_h100()) | {"gpu.6.pids": "4711 4712", "gpu.6.memory_used": 70 << 30}
+
+
+def narrow_slot() -> Scenario:
+    return healthy(hgx_h100()) | {"gpu.1.pcie_width": 8, "gpu.2.pcie_gen_max": 4, "gpu.3.pcie_replays": 1_200}
+
+
+def fabric_waits() -> Scenario:
+    return healthy(hgx_h100()) | {f"gpu.{i}.fabric": 2 for i in range(8)}
+
+
+def no_p2p() -> Scenario:
+    return healthy(hgx_h100()) | {"p2p.2.5": 4}
+
+
+def mig_on() -> Scenario:
+    """One GPU was left in MIG mode: peer-to-peer with it is refused."""
+    facts = healthy(hgx_h100()) | {"gpu.2.mig": 1}
+    return facts | {key: NOT_SUPPORTED for key in facts if key.startswith("p2p.") and "2" in key.split(".")[1:]}
+
+
+def vgpu() -> Scenario:
+    """Two virtual GPUs: the driver in a virtual machine answers little of the hardware's state."""
+    facts = machine(2, "NVIDIA A100-40C", "8.0", 40, 4, sockets=1)
+    return facts | {f"gpu.{i}.memory_used": 0 for i in range(2)} | {f"gpu.{i}.pids": "-" for i in range(2)}
+
+
+def slow_to_answer() -> Scenario:
+    """Topology works, a question about health never returns."""
+    return healthy(hgx_h100()) | {"hang.nvmlDeviceGetEccMode": 60}
+
+
+def v100_pages() -> Scenario:
+    facts = healthy(direct(machine(4, "Tesla V100-SXM2-32GB", "7.0", 32, 3), MESH4, 2))
+    return facts | {"gpu.1.retired.0": 40, "gpu.1.retired.1": 22, "gpu.2.retired_pending": 1}
+
+
+MESH4 = {(i, j): 2 for i in range(4) for j in range(i + 1, 4)}
+
 ALL: dict[str, Callable[[], Scenario]] = {
     make.__name__: make
     for make in (
         dgx_a100, hgx_h100, dgx2_unprintable, v100_cube, a100_bridges, rtx_4090, l40s, gb200_tray, mig, wsl, gpu_lost,
         gpu_lost_later, link_down, bridge_link_down, link_state_unknown, fabric_not_ready, hangs, no_driver_loaded,
-        version_mismatch, no_gpu,
+        version_mismatch, no_gpu, link_down_here, half_links, half_links_hidden, slow_link, link_errors, lost,
+        lost_while_asked, ecc_error, remap_pending, remap_failed, throttled, power_capped, hot, xid, leftovers,
+        narrow_slot, fabric_waits, no_p2p, mig_on, vgpu, slow_to_answer, v100_pages,
     )
 }  # fmt: skip

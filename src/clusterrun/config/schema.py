@@ -209,6 +209,8 @@ class PreflightConfig:
     strict: bool = False  # UNKNOWN counts as FAIL
     full: bool = False  # also the slow checks: GEMM per GPU, copies, bandwidth probes
     policy: dict[str, str] = field(default_factory=dict)  # check -> fatal, warn or off, e.g. {clock: fatal}
+    min_driver: str | None = None  # oldest NVIDIA driver allowed, e.g. "535.104"
+    power_limit_w: float | None = None  # what each GPU may draw at least, watts; null: as its peers and the factory set
     on_shortage: OnShortage = OnShortage.stop  # too few healthy nodes: exit 4, or queue again without the bad ones
     exclude: bool = True  # remember refused nodes and leave them out of later submissions
     exclude_for_h: float = 24.0  # how long, hours

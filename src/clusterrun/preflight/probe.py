@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from clusterrun import frames, network
+from clusterrun.preflight.gpu_facts import GpuFacts, library_loads, read_gpu_facts
 from clusterrun.preflight.report import FRAME, NodeReport
 from clusterrun.rundir import RunDir
 
@@ -50,7 +51,9 @@ def look(node: str, args: argparse.Namespace) -> NodeReport:
         port = network.free_port(address, f"{args.run_dir.name}/{args.attempt}")
     except OSError as error:
         address_problem = str(error)
-    gpus, nvml_problem = count_gpus() if args.gpus else (None, "not asked")
+    # A cluster without declared GPUs is asked too where a driver is installed: the rehearsal of one plays GPUs.
+    facts = read_gpu_facts() if args.gpus or library_loads() else None
+    gpus, nvml_problem = count_gpus(facts) if args.gpus else (None, "not asked")
     run = RunDir(args.run_dir)
     return NodeReport(
         node=node,
@@ -67,6 +70,7 @@ def look(node: str, args: argparse.Namespace) -> NodeReport:
         port=port,
         run_dir_problem=try_writing(run, args.attempt, node),
         time=time.time(),
+        gpus=facts,
     )
 
 
@@ -89,20 +93,9 @@ def visible_gpus() -> int | None:
     return len(list(itertools.takewhile(lambda d: d.strip() not in ("", "-1", "NoDevFiles"), value.split(","))))
 
 
-def count_gpus() -> tuple[int | None, str]:
+def count_gpus(facts: GpuFacts | None) -> tuple[int | None, str]:
     """GPUs the driver shows, or None and why it could not be asked."""
-    try:
-        import pynvml
-    except ImportError as error:
-        return None, str(error)
-    try:
-        pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetCount()), ""
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        return None, f"NVML: {error}"
+    return (None, "not asked") if facts is None else (facts.counted, facts.problem)
 
 
 def try_writing(run: RunDir, attempt: int, node: str) -> str:

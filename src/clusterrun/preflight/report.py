@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from clusterrun.preflight.gpu_facts import GpuFacts
 
 FRAME = "preflight"
 
@@ -39,6 +43,7 @@ class NodeReport:
     address_problem: str
     port: int | None  # seen free on that node
     run_dir_problem: str
+    gpus: GpuFacts | None = None  # None when they were not asked for
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> NodeReport:
@@ -46,6 +51,10 @@ class NodeReport:
         report = from_plain(cls, value)
         assert isinstance(report, NodeReport)
         return report
+
+
+# Reading hints takes longer than reading the values: cached.
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def from_plain(kind: Any, value: Any) -> Any:
@@ -60,7 +69,7 @@ def from_plain(kind: Any, value: Any) -> Any:
     if origin is dict:
         return {key: from_plain(args[1], item) for key, item in value.items()}
     if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         names = [f.name for f in dataclasses.fields(kind) if f.name in value]
         return kind(**{name: from_plain(hints[name], value[name]) for name in names})  # type: ignore[operator]
     return value

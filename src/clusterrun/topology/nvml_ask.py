@@ -66,6 +66,9 @@ class Ask:
                 raise GpuGone(str(error)) from None
             self.refused[name] = code
             return code, None
+        except getattr(self.pynvml, "NVMLLibraryMismatchError", ()):  # no NVMLError: the driver is older than the call
+            self.refused[name] = FUNCTION_NOT_FOUND
+            return FUNCTION_NOT_FOUND, None
         except UnicodeDecodeError:  # a string that the driver left unset
             self.refused[name] = 999
             return 999, None

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from clusterrun.config.checks import made
 from clusterrun.preflight.checks.basic import BASIC
+from clusterrun.preflight.checks.gpu import GPU
+from clusterrun.preflight.checks.nic import NIC
+from clusterrun.preflight.checks.wiring import WIRING
 from clusterrun.preflight.evidence import Check, Evidence
 from clusterrun.preflight.report import Finding
 
-ALL: dict[str, Check] = {**BASIC}
+ALL: dict[str, Check] = {**BASIC, **GPU, **WIRING, **NIC}
 
 
 def check_all(evidence: Evidence) -> list[Finding]:
