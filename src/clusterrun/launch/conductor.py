@@ -119,14 +119,15 @@ class Conductor:
     def _train(self, attempt: AttemptDir, chosen: list[NodeReport]) -> StepEnd:
         head, nodes = chosen[0], [report.node for report in chosen]
         out, err = attempt.step_output("training")
-        seen = out.stat().st_size if out.exists() else 0
+        reader = frames.FileReader(outcomes.FRAME, out)
         endpoint = f"{head.address}:{head.port}"
         argv = training_argv(self._config, self._run, attempt.number, endpoint, secrets.token_hex(16))
         self._say(f"training: attempt {attempt.number} on {', '.join(nodes)}, rendezvous at {endpoint}")
         step = self._allocation.steps.start(StepSpec("training", nodes, argv, out, err, step_environment(self._config)))
         self._watch(step)
         step.kill()  # nothing of it may live on into the next attempt
-        said = {n: Outcome.from_json(v) for n, v in _frames(outcomes.FRAME, out, seen).items() if n in nodes}
+        reader.poll()
+        said = {n: Outcome.from_json(v) for n, v in reader.messages().items() if n in nodes}
         return judge(nodes, said)
 
     def _watch(self, step: Step) -> None:
@@ -238,12 +239,6 @@ _EXIT_CODES = {
     Ending.not_enough_nodes: ExitCode.NOT_ENOUGH_NODES,
     Ending.cancelled: ExitCode.CANCELLED,
 }
-
-
-def _frames(kind: str, output: Path, offset: int) -> dict[str, dict[str, object]]:
-    with output.open("rb") as file:
-        file.seek(offset)
-        return frames.decode(kind, file.read().decode(errors="replace").splitlines())
 
 
 class Entry:

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from clusterrun import frames
 from clusterrun.config.schema import RunConfig
@@ -47,15 +46,17 @@ def run_preflight(
     nodes = steps.nodes()
     out, err = attempt.step_output("preflight")
     argv = preflight_argv(config, run, attempt.number, steps.head_address())
-    seen = out.stat().st_size if out.exists() else 0
+    reader = frames.FileReader(FRAME, out)
     begin = time.time()
     step = steps.start(StepSpec("preflight", nodes, argv, out, err, step_environment(config)))
     deadline = time.monotonic() + config.preflight.timeout_s
     while step.poll() is None and time.monotonic() < deadline and not told_to_stop():
-        if len(_answers(out, seen)) == len(nodes):
+        reader.poll()
+        if len(reader.nodes) == len(nodes):
             break  # srun itself takes a moment longer to end
         time.sleep(_POLL_S)
-    answers = {n: r for n, r in _answers(out, seen).items() if n in nodes}
+    reader.poll()
+    answers = {n: NodeReport.from_json(value) for n, value in reader.messages().items() if n in nodes}
     end = time.time()
     findings = check_all(Evidence(tuple(nodes), answers, config.cluster, config.preflight, (begin, end)))
     decision = decide(nodes, findings, config.cluster.nodes, config.preflight, steps.switches())
@@ -69,13 +70,6 @@ def run_preflight(
     )
     _finish(step, patience_s=_END_PATIENCE_S if len(answers) == len(nodes) else 0.0)
     return Preflight(decision, answers)
-
-
-def _answers(output: Path, offset: int) -> dict[str, NodeReport]:
-    with output.open("rb") as file:
-        file.seek(offset)
-        lines = file.read().decode(errors="replace").splitlines()
-    return {node: NodeReport.from_json(value) for node, value in frames.decode(FRAME, lines).items()}
 
 
 def _write(attempt: AttemptDir, nodes: list[str], answers: dict[str, NodeReport], decision: Decision) -> None:
