@@ -117,9 +117,7 @@ def _preflight(argv: list[str]) -> int:
         "clusterrun preflight +cluster=a100_nvswitch cluster.nodes=4",
     )
     parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("--full", action="store_true", help="also the slow checks")
     options, overrides = parser.parse_known_args(argv)
-    extra = ["action=preflight", *(["preflight.full=true"] if options.full else [])]
 
     def check(config: RunConfig) -> int:
         from rich.console import Console
@@ -136,7 +134,7 @@ def _preflight(argv: list[str]) -> int:
             preflight_view.show(results, Console(highlight=False))
         return code
 
-    return _over_configs([*overrides, *extra], check)
+    return _over_configs([*overrides, "action=preflight"], check)
 
 
 def _nodes(argv: list[str]) -> int:

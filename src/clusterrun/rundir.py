@@ -87,6 +87,11 @@ class AttemptDir:
     def steps(self) -> Path:
         return self.root / "steps"
 
+    @property
+    def token(self) -> Path:
+        """Written by the conductor for the other nodes to find: the proof that they share this directory."""
+        return self.preflight / ".token"
+
     def make(self) -> None:
         make_private(self.root)
         for part in (self.preflight, self.logs, self.events, self.steps):

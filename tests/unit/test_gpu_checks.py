@@ -149,7 +149,7 @@ def verdict(check: str, e: Evidence) -> Verdict | None:
 
 def all_found(e: Evidence) -> list[Finding]:
     """By the checks of this page that the configuration asks for."""
-    return [f for name in made(e.preflight.full, e.preflight.policy) if name in OURS for f in OURS[name](e)]
+    return [f for name in made(e.preflight.policy) if name in OURS for f in OURS[name](e)]
 
 
 Change = dict[str, Any]

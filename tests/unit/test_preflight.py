@@ -230,7 +230,16 @@ class TestProbe:
 
     @staticmethod
     def look(run: RunDir, **changed: Any) -> NodeReport:
-        asked = {"run_dir": run.root, "attempt": 1, "head": "127.0.0.1", "interface": None, "gpus": False, **changed}
+        asked = {
+            "token": "",
+            "visible_within": 0.0,
+            "run_dir": run.root,
+            "attempt": 1,
+            "head": "127.0.0.1",
+            "interface": None,
+            "gpus": False,
+            **changed,
+        }
         return probe.look("n1", argparse.Namespace(**asked))
 
     def test_as_the_step_runs_it(self, run: RunDir) -> None:

@@ -1,4 +1,4 @@
-"""The preflight checks by name: what each is about, what it costs, and what its failure does by default.
+"""The preflight checks by name: what each is about and what its failure does by default.
 
 A table without code, so that plans and configurations can name checks without importing what makes them.
 """
@@ -18,52 +18,59 @@ class Policy(Enum):
     off = "off"
 
 
-class Cost(Enum):
-    """fast: always made. slow: with preflight=full."""
-
-    fast = "fast"
-    slow = "slow"
-
-
-# name: (what it is about, cost, policy by default)
-CHECKS: dict[str, tuple[str, Cost, Policy]] = {
-    "answered": ("the node reported in time", Cost.fast, Policy.fatal),
-    "versions": ("Python and packages equal on all nodes", Cost.fast, Policy.fatal),
-    "gpu_count": ("as many GPUs as workers", Cost.fast, Policy.fatal),
-    "cpu_cores": ("CPU cores really given to the step", Cost.fast, Policy.warn),
-    "run_directory": ("the run directory can be written", Cost.fast, Policy.fatal),
-    "address": ("an address other nodes reach, and a free port", Cost.fast, Policy.fatal),
-    "clock": ("clocks agree", Cost.fast, Policy.warn),
-    "gpu_lost": ("every GPU answers", Cost.fast, Policy.fatal),
-    "gpu_model": ("the declared GPU model", Cost.fast, Policy.fatal),
-    "driver_versions": ("driver, CUDA and NCCL equal on all nodes, and new enough", Cost.fast, Policy.fatal),
-    "wiring_as_declared": ("GPU pairs joined as cluster.interconnect says", Cost.fast, Policy.fatal),
-    "nvlinks_up": ("NVLinks up, and as many as declared", Cost.fast, Policy.fatal),
-    "nvlink_speed": ("NVLinks at the rate of their generation", Cost.fast, Policy.fatal),
-    "nvlink_errors": ("NVLink error counters", Cost.fast, Policy.warn),
-    "fabric": ("NVSwitch fabric set up and healthy", Cost.fast, Policy.fatal),
-    "p2p": ("peer-to-peer over NVLink", Cost.fast, Policy.fatal),
-    "pcie_width": ("PCIe lanes in use", Cost.fast, Policy.fatal),
-    "pcie_generation": ("PCIe generation that GPU and slot reach", Cost.fast, Policy.fatal),
-    "pcie_replays": ("PCIe replay counter", Cost.fast, Policy.warn),
-    "ecc": ("uncorrected memory errors", Cost.fast, Policy.fatal),
-    "row_remap": ("memory rows waiting for or failing repair", Cost.fast, Policy.fatal),
-    "retired_pages": ("memory pages waiting for retirement, or too many retired", Cost.fast, Policy.fatal),
-    "xid_recovery": ("recovery that the driver asks for after an XID", Cost.fast, Policy.fatal),
-    "throttle": ("clocks held back by hardware or heat", Cost.fast, Policy.fatal),
-    "power_limit": ("power limit as declared, and as the peers'", Cost.fast, Policy.warn),
-    "temperature": ("temperature below the slowdown threshold", Cost.fast, Policy.fatal),
-    "persistence_mode": ("driver stays loaded", Cost.fast, Policy.warn),
-    "mig_off": ("GPUs not cut into instances", Cost.fast, Policy.fatal),
-    "gpu_processes": ("processes that others left on our GPUs", Cost.fast, Policy.warn),
-    "gpu_memory_used": ("GPU memory free before the start", Cost.fast, Policy.warn),
-    "clocks": ("maximum clocks equal to the peers'", Cost.fast, Policy.warn),
-    "nic_count": ("as many NICs as declared", Cost.fast, Policy.fatal),
-    "nic_link_layer": ("NICs on the declared kind of network", Cost.fast, Policy.fatal),
-    "nic_state": ("NICs active", Cost.fast, Policy.fatal),
-    "nic_rate": ("NICs at the declared rate", Cost.fast, Policy.fatal),
-    "nic_affinity": ("a NIC near every GPU", Cost.fast, Policy.warn),
-    "iommu_acs": ("IOMMU out of the way of peer-to-peer", Cost.fast, Policy.warn),
+# name: (what it is about, policy by default)
+CHECKS: dict[str, tuple[str, Policy]] = {
+    "answered": ("the node reported in time", Policy.fatal),
+    "versions": ("Python and packages equal on all nodes", Policy.fatal),
+    "gpu_count": ("as many GPUs as workers", Policy.fatal),
+    "cpu_cores": ("CPU cores really given to the step", Policy.warn),
+    "run_directory": ("the run directory can be written", Policy.fatal),
+    "address": ("an address other nodes reach, and a free port", Policy.fatal),
+    "clock": ("clocks agree", Policy.warn),
+    "shm_size": ("room in /dev/shm", Policy.warn),
+    "memlock": ("locked memory unlimited where RDMA needs it", Policy.warn),
+    "open_files": ("limit of open files", Policy.warn),
+    "memory_given": ("memory really given to the step", Policy.warn),
+    "threads": ("threads x workers within the cores", Policy.warn),
+    "leftovers": ("nothing of an earlier attempt still runs", Policy.fatal),
+    "name_resolution": ("reverse look-ups answer in time", Policy.warn),
+    "interface": ("the same way to the head node everywhere", Policy.warn),
+    "storage_same": ("the run directory on the same storage everywhere", Policy.fatal),
+    "storage_visible": ("what one node writes the others see in time", Policy.fatal),
+    "storage_latency": ("time of an fsync", Policy.warn),
+    "storage_locks": ("advisory locks", Policy.warn),
+    "storage_space": ("room for checkpoints", Policy.fatal),
+    "storage_options": ("mount options that lose or hide writes", Policy.fatal),
+    "gpu_lost": ("every GPU answers", Policy.fatal),
+    "gpu_model": ("the declared GPU model", Policy.fatal),
+    "driver_versions": ("driver, CUDA and NCCL equal on all nodes, and new enough", Policy.fatal),
+    "wiring_as_declared": ("GPU pairs joined as cluster.interconnect says", Policy.fatal),
+    "nvlinks_up": ("NVLinks up, and as many as declared", Policy.fatal),
+    "nvlink_speed": ("NVLinks at the rate of their generation", Policy.fatal),
+    "nvlink_errors": ("NVLink error counters", Policy.warn),
+    "fabric": ("NVSwitch fabric set up and healthy", Policy.fatal),
+    "p2p": ("peer-to-peer over NVLink", Policy.fatal),
+    "pcie_width": ("PCIe lanes in use", Policy.fatal),
+    "pcie_generation": ("PCIe generation that GPU and slot reach", Policy.fatal),
+    "pcie_replays": ("PCIe replay counter", Policy.warn),
+    "ecc": ("uncorrected memory errors", Policy.fatal),
+    "row_remap": ("memory rows waiting for or failing repair", Policy.fatal),
+    "retired_pages": ("memory pages waiting for retirement, or too many retired", Policy.fatal),
+    "xid_recovery": ("recovery that the driver asks for after an XID", Policy.fatal),
+    "throttle": ("clocks held back by hardware or heat", Policy.fatal),
+    "power_limit": ("power limit as declared, and as the peers'", Policy.warn),
+    "temperature": ("temperature below the slowdown threshold", Policy.fatal),
+    "persistence_mode": ("driver stays loaded", Policy.warn),
+    "mig_off": ("GPUs not cut into instances", Policy.fatal),
+    "gpu_processes": ("processes that others left on our GPUs", Policy.warn),
+    "gpu_memory_used": ("GPU memory free before the start", Policy.warn),
+    "clocks": ("maximum clocks equal to the peers'", Policy.warn),
+    "nic_count": ("as many NICs as declared", Policy.fatal),
+    "nic_link_layer": ("NICs on the declared kind of network", Policy.fatal),
+    "nic_state": ("NICs active", Policy.fatal),
+    "nic_rate": ("NICs at the declared rate", Policy.fatal),
+    "nic_affinity": ("a NIC near every GPU", Policy.warn),
+    "iommu_acs": ("IOMMU out of the way of peer-to-peer", Policy.warn),
 }
 
 
@@ -73,7 +80,7 @@ def policies(overrides: dict[str, str]) -> dict[str, Policy]:
     Raises:
         ConfigError: no such check or policy.
     """
-    found = {name: policy for name, (_, _, policy) in CHECKS.items()}
+    found = {name: policy for name, (_, policy) in CHECKS.items()}
     for name, word in overrides.items():
         if name not in CHECKS:
             raise ConfigError(
@@ -85,9 +92,6 @@ def policies(overrides: dict[str, str]) -> dict[str, Policy]:
     return found
 
 
-def made(level_full: bool, overrides: dict[str, str]) -> list[str]:
+def made(overrides: dict[str, str]) -> list[str]:
     """Names of the checks that will be made, in order."""
-    policy = policies(overrides)
-    return [
-        n for n, (_, cost, _) in CHECKS.items() if policy[n] is not Policy.off and (level_full or cost is Cost.fast)
-    ]
+    return [name for name, policy in policies(overrides).items() if policy is not Policy.off]

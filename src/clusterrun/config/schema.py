@@ -207,7 +207,7 @@ class PreflightConfig:
     timeout_s: float = 120.0  # for all nodes to answer, seconds
     max_clock_skew_s: float = 5.0
     strict: bool = False  # UNKNOWN counts as FAIL
-    full: bool = False  # also the slow checks: GEMM per GPU, copies, bandwidth probes
+    visible_within_s: float = 5.0  # for a file of one node to be seen by the others, seconds
     policy: dict[str, str] = field(default_factory=dict)  # check -> fatal, warn or off, e.g. {clock: fatal}
     min_driver: str | None = None  # oldest NVIDIA driver allowed, e.g. "535.104"
     power_limit_w: float | None = None  # what each GPU may draw at least, watts; null: as its peers and the factory set

@@ -232,6 +232,7 @@ def _check_checkpoint(checkpoint: CheckpointConfig) -> None:
 def _check_preflight(preflight: PreflightConfig) -> None:
     _between("preflight.timeout_s", preflight.timeout_s, 1, 24 * 3600)
     _between("preflight.max_clock_skew_s", preflight.max_clock_skew_s, 0, 24 * 3600)
+    _between("preflight.visible_within_s", preflight.visible_within_s, 0, 3600)
     _between("preflight.exclude_for_h", preflight.exclude_for_h, 0, 24 * 366)
     policies(preflight.policy)
 

@@ -93,7 +93,7 @@ def make_plan(config: RunConfig, run_id: str | None = None, excluded: Sequence[s
     slurm = cluster.executor is Executor.slurm
     nodes = [f"<node{i}>" for i in range(cluster.nodes)]
     everywhere = [f"<node{i}>" for i in range(cluster.nodes + cluster.spare_nodes)]
-    preflight = preflight_argv(config, run, 1, "<head address>")
+    preflight = preflight_argv(config, run, 1, "<head address>", "<token>")
     training = training_argv(config, run, 1, SEEN_AT_START, "<secret>")
     minutes = time_limit_minutes(cluster.time_limit) if cluster.time_limit else None
     return Plan(
@@ -113,7 +113,7 @@ def make_plan(config: RunConfig, run_id: str | None = None, excluded: Sequence[s
             signal_lead_s=signal_lead_s(config),
         ),
         batch=batch_sizes(train, config.world_size) if train.task is not None else None,
-        checks=tuple(made(config.preflight.full, config.preflight.policy)),
+        checks=tuple(made(config.preflight.policy)),
         preflight_argv=tuple(srun_argv(everywhere, preflight, cluster) if slurm else preflight),
         training_argv=tuple(srun_argv(nodes, training, cluster) if slurm else training),
         environment=step_environment(config),
@@ -140,8 +140,8 @@ def check_task(config: RunConfig) -> None:
         raise ConfigError(f"data={kind.value}: train.task={task} takes {takes}; use one of {allowed}")
 
 
-def preflight_argv(config: RunConfig, run: RunDir, attempt: int, head: str) -> list[str]:
-    """The command each node runs to report what it sees."""
+def preflight_argv(config: RunConfig, run: RunDir, attempt: int, head: str, token: str) -> list[str]:
+    """The command each node runs to report what it sees. ``token`` is what the attempt's token file holds."""
     argv = [
         sys.executable,
         "-m",
@@ -149,6 +149,8 @@ def preflight_argv(config: RunConfig, run: RunDir, attempt: int, head: str) -> l
         f"--run-dir={run.root}",
         f"--attempt={attempt}",
         f"--head={head}",
+        f"--token={token}",
+        f"--visible-within={config.preflight.visible_within_s:g}",
     ]
     if config.cluster.interconnect.interface:
         argv.append(f"--interface={config.cluster.interconnect.interface}")

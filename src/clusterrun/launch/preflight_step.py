@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -45,7 +46,9 @@ def run_preflight(
     """One preflight over all nodes of the allocation, spares included."""
     nodes = steps.nodes()
     out, err = attempt.step_output("preflight")
-    argv = preflight_argv(config, run, attempt.number, steps.head_address())
+    token = secrets.token_hex(8)
+    write_durably(attempt.token, token)
+    argv = preflight_argv(config, run, attempt.number, steps.head_address(), token)
     reader = frames.FileReader(FRAME, out)
     begin = time.time()
     step = steps.start(StepSpec("preflight", nodes, argv, out, err, step_environment(config)))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from clusterrun import frames, network
 from clusterrun.preflight.gpu_facts import GpuFacts, library_loads, read_gpu_facts
+from clusterrun.preflight.host_facts import read_host, read_storage
 from clusterrun.preflight.report import FRAME, NodeReport
 from clusterrun.rundir import RunDir
 
@@ -36,6 +37,8 @@ def main() -> int:
     parser.add_argument("--attempt", required=True, type=int)
     parser.add_argument("--head", required=True, help="an address of the conductor's host")
     parser.add_argument("--interface")
+    parser.add_argument("--token", default="", help="what the conductor wrote into this attempt's token file")
+    parser.add_argument("--visible-within", type=float, default=5.0, help="for that file to be seen here, seconds")
     parser.add_argument("--gpus", action="store_true", help="ask the driver for GPUs")
     args = parser.parse_args()
     node = node_name()
@@ -55,6 +58,7 @@ def look(node: str, args: argparse.Namespace) -> NodeReport:
     facts = read_gpu_facts() if args.gpus or library_loads() else None
     gpus, nvml_problem = count_gpus(facts) if args.gpus else (None, "not asked")
     run = RunDir(args.run_dir)
+    attempt = run.attempt(args.attempt)
     return NodeReport(
         node=node,
         host=socket.gethostname(),
@@ -71,6 +75,8 @@ def look(node: str, args: argparse.Namespace) -> NodeReport:
         run_dir_problem=try_writing(run, args.attempt, node),
         time=time.time(),
         gpus=facts,
+        host_facts=read_host(args.head, address, args.run_dir, args.attempt),
+        storage=read_storage(attempt.preflight, attempt.token, args.token, args.visible_within),
     )
 
 

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from clusterrun.preflight.gpu_facts import GpuFacts
+from clusterrun.preflight.host_facts import HostFacts, StorageFacts
 
 FRAME = "preflight"
 
@@ -44,6 +45,8 @@ class NodeReport:
     port: int | None  # seen free on that node
     run_dir_problem: str
     gpus: GpuFacts | None = None  # None when they were not asked for
+    host_facts: HostFacts | None = None
+    storage: StorageFacts | None = None
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> NodeReport:

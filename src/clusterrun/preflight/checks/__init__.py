@@ -9,15 +9,16 @@ from __future__ import annotations
 from clusterrun.config.checks import made
 from clusterrun.preflight.checks.basic import BASIC
 from clusterrun.preflight.checks.gpu import GPU
+from clusterrun.preflight.checks.host import HOST
 from clusterrun.preflight.checks.nic import NIC
 from clusterrun.preflight.checks.wiring import WIRING
 from clusterrun.preflight.evidence import Check, Evidence
 from clusterrun.preflight.report import Finding
 
-ALL: dict[str, Check] = {**BASIC, **GPU, **WIRING, **NIC}
+ALL: dict[str, Check] = {**BASIC, **HOST, **GPU, **WIRING, **NIC}
 
 
 def check_all(evidence: Evidence) -> list[Finding]:
     """All checks that the configuration asks for, on all nodes, in a fixed order."""
-    wanted = made(evidence.preflight.full, evidence.preflight.policy)
+    wanted = made(evidence.preflight.policy)
     return [finding for name in wanted for finding in ALL[name](evidence)]
