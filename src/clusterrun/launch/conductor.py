@@ -24,6 +24,7 @@ from clusterrun.launch.allocation import Allocation, allocation_for
 from clusterrun.launch.outcome import How, Outcome, StepEnd, judge
 from clusterrun.launch.plan import step_environment, training_argv
 from clusterrun.launch.preflight_step import Preflight, run_preflight
+from clusterrun.launch.refusals import to_exclude
 from clusterrun.launch.resources import signal_lead_s
 from clusterrun.launch.steps import Step, StepSpec
 from clusterrun.ledger import Ending, Ledger
@@ -110,7 +111,7 @@ class Conductor:
         if cluster.executor is not Executor.slurm or not settings.exclude:
             return
         listed = exclusions.of(self._config)
-        for entry in exclusions.to_exclude(
+        for entry in to_exclude(
             preflight.decision.findings, preflight.reports, settings, cluster=cluster.name, run_id=self._run.id
         ):
             listed.add(entry)
