@@ -34,7 +34,7 @@ GOOD_HOST = HostFacts(
     mtu=4092,
     speed_mbit_s=200_000,
 )
-GOOD_STORAGE = StorageFacts("nfs4", "nas:/x", ("rw", "hard"), 500 * GIB, 10**6, 0.004, 0.001, "", 0.01)
+GOOD_STORAGE = StorageFacts("nfs4", "nas:/x", ("rw", "hard"), 500 * GIB, 10**6, 0.004, 0.001, "", 0.01, True)
 RDMA = ClusterConfig(
     nodes=3,
     nproc_per_node=2,
@@ -76,10 +76,17 @@ BAD: list[tuple[str, dict[str, Any], Verdict, str]] = [
     ("leftovers", {"host": host(leftovers=("77: python",))}, FAIL, "77: python"),
     ("name_resolution", {"host": host(lookup_s=2.0, lookup_problem="no answer")}, FAIL, "2.0 s"),
     ("interface", {"host": host(mtu=1500)}, FAIL, "MTU 1500"),
-    ("storage_same", {"storage": storage(kind="ext4", source="/dev/sda1")}, FAIL, "ext4 from /dev/sda1"),
+    (
+        "storage_same",
+        {"storage": storage(kind="ext4", source="/dev/sda1", visible_s=None)},
+        FAIL,
+        "ext4 from /dev/sda1",
+    ),
+    ("storage_same", {"storage": storage(source="nas2:/x")}, WARN, "nfs4 from nas2:/x"),
     ("storage_visible", {"storage": storage(visible_s=None)}, FAIL, "not seen within 5 s"),
     ("storage_latency", {"storage": storage(fsync_s=3.0)}, FAIL, "3.0 s"),
     ("storage_locks", {"storage": storage(lock_problem="No locks available")}, FAIL, "No locks available"),
+    ("storage_locks", {"storage": storage(options=("rw", "nolock"))}, FAIL, "nolock"),
     ("storage_space", {"storage": storage(free_bytes=2**20)}, FAIL, "0.0 GiB free"),
     ("storage_space", {"storage": storage(free_inodes=3)}, FAIL, "3 inodes"),
     ("storage_space", {"storage": storage(free_bytes=5 * GIB)}, WARN, "5.0 GiB"),
@@ -98,7 +105,7 @@ UNSAID: list[tuple[str, dict[str, Any]]] = [
     ("name_resolution", {"host": host(lookup_s=None)}),
     ("interface", {"host": host(interface=None)}),
     ("storage_same", {"storage": storage(kind=None)}),
-    ("storage_visible", {"storage": storage(problem="Stale file handle")}),
+    ("storage_visible", {"storage": storage(visible_s=None, visible_tried=False, problem="Stale file handle")}),
     ("storage_latency", {"storage": storage(fsync_s=None)}),
     ("storage_locks", {"storage": storage(lock_problem=None)}),
     ("storage_space", {"storage": storage(free_bytes=None)}),
@@ -127,6 +134,13 @@ def test_what_is_not_known_is_no_pass(check: str, facts: dict[str, Any]) -> None
     assert judge(check, **facts).verdict is UNKNOWN
 
 
+def shown(process: subprocess.Popen[bytes]) -> None:
+    """Wait until the kernel shows the new command line: right after the start it may be empty."""
+    for part in ("cmdline", "environ"):
+        while not Path(f"/proc/{process.pid}/{part}").read_bytes():
+            time.sleep(0.01)
+
+
 class TestReaders:
     def test_this_host(self, tmp_path: Path) -> None:
         facts = host_facts.read_host("127.0.0.1", "127.0.0.1", tmp_path, 1)
@@ -150,12 +164,47 @@ class TestReaders:
         argv = [sys.executable, "-c", "import time; time.sleep(60)", f"--run-dir={tmp_path}", "--attempt=1"]
         with subprocess.Popen(argv) as old:
             try:
+                shown(old)
                 assert host_facts.leftovers(tmp_path, attempt=1) == ()
                 assert host_facts.leftovers(tmp_path / "other", attempt=2) == ()
-                (found,) = host_facts.leftovers(tmp_path, attempt=2)
+                (found,) = host_facts.leftovers(tmp_path, attempt=2) or ()
             finally:
                 old.kill()
         assert found.startswith(f"{old.pid}: ")
+
+    def test_a_process_of_another_node_is_not_blamed_on_this_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        argv = [sys.executable, "-c", "import time; time.sleep(60)", f"--run-dir={tmp_path}", "--attempt=1"]
+        with subprocess.Popen(argv, env={**os.environ, "CLUSTERRUN_NODE": "node1"}) as old:
+            try:
+                shown(old)
+                monkeypatch.setenv("CLUSTERRUN_NODE", "node0")
+                elsewhere = host_facts.leftovers(tmp_path, attempt=2)
+                monkeypatch.setenv("CLUSTERRUN_NODE", "node1")
+                here = host_facts.leftovers(tmp_path, attempt=2)
+            finally:
+                old.kill()
+        assert elsewhere == ()
+        assert here is not None
+        assert len(here) == 1
+
+    def test_one_that_is_just_ending_is_waited_for(self, tmp_path: Path) -> None:
+        argv = [sys.executable, "-c", "import time; time.sleep(0.5)", f"--run-dir={tmp_path}", "--attempt=1"]
+        with subprocess.Popen(argv) as old:
+            shown(old)
+            waiter = threading.Thread(target=old.wait)
+            waiter.start()
+            assert host_facts.settled_leftovers(tmp_path, attempt=2) == ()
+            waiter.join()
+
+    def test_a_hanging_file_system_is_given_up(self, tmp_path: Path) -> None:
+        pipe = tmp_path / ".token"
+        os.mkfifo(pipe)  # opening it waits for a writer that never comes, as a read from a dead server does
+        begin = time.monotonic()
+        assert host_facts.within(0.3, lambda: host_facts.read_storage(tmp_path, pipe, "abc", within_s=1)) is None
+        assert time.monotonic() - begin < 2
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))  # lets the thread go on
 
     def test_memory_is_the_tightest_limit_above(self, tmp_path: Path) -> None:
         job = tmp_path / "sys/fs/cgroup/slurm/job_7/step_0"
@@ -207,6 +256,8 @@ class TestReaders:
         finally:
             subprocess.run(["umount", str(small)], check=True)
         assert "No space left" in facts.problem
+        assert facts.free_bytes == 0
+        assert judge("storage_space", storage=facts).verdict is FAIL
 
     def test_a_read_only_mount_says_so(self, tmp_path: Path) -> None:
         small = tmp_path / "small"

@@ -8,13 +8,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from clusterrun import network
 
+T = TypeVar("T")
+
 UNLIMITED = -1
 _LOOKUP_PATIENCE_S = 2.0
+_LEFTOVER_PATIENCE_S = 5.0  # Slurm's KillWait and more
+_NODE_NAMES = ("CLUSTERRUN_NODE", "SLURMD_NODENAME")
 _SAMPLES = 3
 
 
@@ -54,8 +59,9 @@ class StorageFacts:
         free_bytes, free_inodes: for this user; inodes None where the file system does not count them.
         fsync_s: median time to write and sync a small file, seconds; rename_s: to rename it.
         lock_problem: why an advisory lock could not be had, "" when it could, None when not tried.
-        visible_s: seconds until the conductor's file was seen here with its right content, None when it never was.
-        problem: why the rest could not be read.
+        visible_s: seconds until the conductor's file was seen here with its right content, None when it never was
+            (visible_tried) or nobody looked.
+        problem: what went wrong; facts read before that are there.
     """
 
     kind: str | None = None
@@ -67,6 +73,7 @@ class StorageFacts:
     rename_s: float | None = None
     lock_problem: str | None = None
     visible_s: float | None = None
+    visible_tried: bool = False
     problem: str = ""
 
 
@@ -80,7 +87,7 @@ def read_host(head: str, address: str | None, run_dir: Path, attempt: int, *, ro
         open_files=_limit(resource.RLIMIT_NOFILE),
         memory_bytes=memory_given(root),
         threads=int(os.environ["OMP_NUM_THREADS"]) if os.environ.get("OMP_NUM_THREADS", "").isdigit() else None,
-        leftovers=leftovers(run_dir, attempt, root / "proc"),
+        leftovers=settled_leftovers(run_dir, attempt),
         lookup_s=lookup_s,
         lookup_problem=lookup_problem,
         interface=interface,
@@ -115,41 +122,63 @@ def memory_given(root: Path) -> int | None:
     return min(found, default=None)
 
 
-def leftovers(run_dir: Path, attempt: int, proc: Path = Path("/proc")) -> tuple[str, ...]:
-    """Living processes of this run that belong to another attempt: they might still write into it."""
-    found = []
+def settled_leftovers(run_dir: Path, attempt: int, patience_s: float = _LEFTOVER_PATIENCE_S) -> tuple[str, ...] | None:
+    """``leftovers`` that are still there after a while: right after a crash some are just ending."""
+    end = time.monotonic() + patience_s
+    found = leftovers(run_dir, attempt)
+    while found and time.monotonic() < end:
+        time.sleep(0.2)
+        found = leftovers(run_dir, attempt)
+    return found
+
+
+def leftovers(run_dir: Path, attempt: int, proc: Path = Path("/proc")) -> tuple[str, ...] | None:
+    """This user's living processes of this run, on this node, that belong to another attempt; None: can't be listed.
+
+    Hosts of the Slurm lab and simulated nodes share one /proc: a process of another node is that node's business.
+    """
+    own = {os.environ.get(name) for name in _NODE_NAMES} - {None}
+    found, readable = [], False
     for directory in proc.glob("[0-9]*"):
         try:
             argv = (directory / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            readable = True
+            if f"--run-dir={run_dir}" not in argv or directory.stat().st_uid != os.geteuid():
+                continue
+            environment = (directory / "environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:  # ended meanwhile
             continue
-        if f"--run-dir={run_dir}" not in argv:
+        node = {value for name, _, value in (item.partition("=") for item in environment) if name in _NODE_NAMES}
+        if own and node and not own & node:
             continue
-        others = [a for a in argv if a.startswith("--attempt=") and a != f"--attempt={attempt}"]
-        if others:
+        if any(a.startswith("--attempt=") and a != f"--attempt={attempt}" for a in argv):
             found.append(f"{directory.name}: {' '.join(argv).strip()[:120]}")
-    return tuple(found)
+    return tuple(found) if readable else None
 
 
 def read_storage(directory: Path, token_file: Path, token: str, within_s: float) -> StorageFacts:
     """``directory`` is this attempt's, on shared storage; ``token_file`` was written there by the conductor."""
     kind, source, options = _mount_of(directory)
+    facts = StorageFacts(kind, source, options)
     try:
         space = os.statvfs(directory)
+        inodes = space.f_favail if space.f_files else None
+        facts = replace(facts, free_bytes=space.f_bavail * space.f_frsize, free_inodes=inodes)
+        if token:
+            facts = replace(facts, visible_tried=True, visible_s=wait_for_token(token_file, token, within_s))
         fsync_s, rename_s = _latencies(directory)
-        return StorageFacts(
-            kind=kind,
-            source=source,
-            options=options,
-            free_bytes=space.f_bavail * space.f_frsize,
-            free_inodes=space.f_favail if space.f_files else None,
-            fsync_s=fsync_s,
-            rename_s=rename_s,
-            lock_problem=_try_lock(directory),
-            visible_s=wait_for_token(token_file, token, within_s),
-        )
+        return replace(facts, fsync_s=fsync_s, rename_s=rename_s, lock_problem=_try_lock(directory))
     except OSError as error:
-        return StorageFacts(kind, source, options, problem=f"{error.filename or directory}: {error.strerror}")
+        return replace(facts, problem=f"{error.filename or directory}: {error.strerror}")
+
+
+def within(patience_s: float, read: Callable[[], T]) -> T | None:
+    """What ``read`` gives, or None when a file system hangs. Its thread then stays behind: end by os._exit."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(read()), daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    return found[0] if found else None
 
 
 def wait_for_token(path: Path, token: str, within_s: float) -> float | None:
@@ -168,19 +197,22 @@ def wait_for_token(path: Path, token: str, within_s: float) -> float | None:
 
 def _latencies(directory: Path) -> tuple[float, float]:
     path = directory / f".latency-{os.getpid()}-{socket.gethostname()}"
+    renamed = path.with_name(path.name + ".renamed")
     syncs = []
-    for _ in range(_SAMPLES):
+    try:
+        for _ in range(_SAMPLES):
+            begin = time.monotonic()
+            with path.open("w") as file:
+                file.write("x" * 512)
+                file.flush()
+                os.fsync(file.fileno())
+            syncs.append(time.monotonic() - begin)
         begin = time.monotonic()
-        with path.open("w") as file:
-            file.write("x" * 512)
-            file.flush()
-            os.fsync(file.fileno())
-        syncs.append(time.monotonic() - begin)
-    begin = time.monotonic()
-    renamed = path.rename(path.with_name(path.name + ".renamed"))
-    rename_s = time.monotonic() - begin
-    renamed.unlink()
-    return sorted(syncs)[_SAMPLES // 2], rename_s
+        path.rename(renamed)
+        return sorted(syncs)[_SAMPLES // 2], time.monotonic() - begin
+    finally:
+        path.unlink(missing_ok=True)
+        renamed.unlink(missing_ok=True)
 
 
 def _try_lock(directory: Path) -> str:
@@ -216,6 +248,8 @@ def _mount_of(path: Path) -> tuple[str | None, str | None, tuple[str, ...] | Non
 
 def _shm_bytes(path: Path) -> int | None:
     try:
+        if os.stat(path).st_dev == os.stat(path.parent).st_dev:
+            return None  # a plain directory: not memory, and its size is the disk's
         space = os.statvfs(path)
     except OSError:
         return None

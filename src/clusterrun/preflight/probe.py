@@ -19,10 +19,11 @@ from pathlib import Path
 
 from clusterrun import frames, network
 from clusterrun.preflight.gpu_facts import GpuFacts, library_loads, read_gpu_facts
-from clusterrun.preflight.host_facts import read_host, read_storage
+from clusterrun.preflight.host_facts import StorageFacts, read_host, read_storage, within
 from clusterrun.preflight.report import FRAME, NodeReport
 from clusterrun.rundir import RunDir
 
+STORAGE_PATIENCE_S = 10.0
 PACKAGES = ("clusterrun", "torch", "numpy", "hydra-core", "omegaconf", "submitit", "nvidia-ml-py")
 
 
@@ -59,6 +60,14 @@ def look(node: str, args: argparse.Namespace) -> NodeReport:
     gpus, nvml_problem = count_gpus(facts) if args.gpus else (None, "not asked")
     run = RunDir(args.run_dir)
     attempt = run.attempt(args.attempt)
+    # A hanging file system must not keep this node from saying so.
+    patience_s = args.visible_within + STORAGE_PATIENCE_S
+    silent = f"no answer from the file system of {run.root} within {patience_s:g} s"
+    written = within(patience_s, lambda: try_writing(run, args.attempt, node))
+    storage = None
+    if written is not None:
+        look_at = attempt.preflight, attempt.token, args.token, args.visible_within
+        storage = within(patience_s, lambda: read_storage(*look_at))
     return NodeReport(
         node=node,
         host=socket.gethostname(),
@@ -72,11 +81,11 @@ def look(node: str, args: argparse.Namespace) -> NodeReport:
         address=address,
         address_problem=address_problem,
         port=port,
-        run_dir_problem=try_writing(run, args.attempt, node),
+        run_dir_problem=silent if written is None else written,
         time=time.time(),
         gpus=facts,
         host_facts=read_host(args.head, address, args.run_dir, args.attempt),
-        storage=read_storage(attempt.preflight, attempt.token, args.token, args.visible_within),
+        storage=StorageFacts(problem=silent) if storage is None else storage,
     )
 
 
@@ -123,4 +132,5 @@ def try_writing(run: RunDir, attempt: int, node: str) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    code = main()
+    os._exit(code)  # a thread that waits for a hanging file system or name server must not hold the node

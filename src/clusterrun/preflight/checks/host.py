@@ -39,18 +39,17 @@ def _each_storage(name: str, judge: Callable[[StorageFacts, Evidence], Judged]) 
     def check(e: Evidence) -> Iterator[Finding]:
         for node, report in e.reports.items():
             facts = report.storage
-            # The mount's options are known also where writing failed, and may say why.
-            if facts is None or (facts.problem and name != "storage_options"):
-                yield Finding(name, node, UNKNOWN, facts.problem if facts else "the node did not say")
-            else:
-                yield Finding(name, node, *judge(facts, e))
+            judged = judge(facts, e) if facts else (UNKNOWN, "the node did not say", "")
+            if facts and judged[0] is UNKNOWN and facts.problem:
+                judged = (UNKNOWN, facts.problem, "")
+            yield Finding(name, node, *judged)
 
     return check
 
 
 def shm_size(f: HostFacts, e: Evidence) -> Judged:
     if f.shm_bytes is None:
-        return UNKNOWN, "no /dev/shm", "NCCL and DataLoader workers share memory there"
+        return UNKNOWN, "/dev/shm is no memory file system here", "NCCL and DataLoader workers share memory there"
     if f.shm_bytes < SHM_MIN:
         return FAIL, f"/dev/shm has {f.shm_bytes / 2**20:.0f} MiB", "enlarge it; in a container: --shm-size=8g"
     return PASS, f"/dev/shm has {f.shm_bytes / GIB:.1f} GiB", ""
@@ -134,13 +133,18 @@ def storage_same(e: Evidence) -> Iterator[Finding]:
         if node not in seen:
             yield Finding("storage_same", node, UNKNOWN, "mount of the run directory not known")
         elif seen[node] != usual and usual is not None:
+            storage = e.reports[node].storage
+            # One server has many addresses: what counts is whether the conductor's file was there.
+            there = storage is not None and storage.visible_s is not None
             shown = f"{seen[node][0]} from {seen[node][1]}; others {usual[0]} from {usual[1]}"
-            yield Finding("storage_same", node, FAIL, shown, "is shared storage mounted there?")
+            yield Finding("storage_same", node, WARN if there else FAIL, shown, "is shared storage mounted there?")
         else:
             yield Finding("storage_same", node, PASS, f"{seen[node][0]} from {seen[node][1]}")
 
 
 def storage_visible(f: StorageFacts, e: Evidence) -> Judged:
+    if not f.visible_tried:
+        return UNKNOWN, "nobody looked", ""
     if f.visible_s is None:
         return FAIL, f"the conductor's file not seen within {e.preflight.visible_within_s:g} s", "not the same storage?"
     return PASS, f"the conductor's file seen after {f.visible_s:.2f} s", ""
@@ -157,6 +161,9 @@ def storage_latency(f: StorageFacts, e: Evidence) -> Judged:
 def storage_locks(f: StorageFacts, e: Evidence) -> Judged:
     if f.lock_problem is None:
         return UNKNOWN, "not tried", ""
+    own = [o for o in f.options or () if o in ("nolock", "local_lock=all", "local_lock=posix")]
+    if own:
+        return FAIL, f"mounted {own[0]}: locks don't reach other nodes", "mount with locks"
     return (FAIL, f"no advisory lock: {f.lock_problem}", "mount with locks") if f.lock_problem else (PASS, "locks", "")
 
 
