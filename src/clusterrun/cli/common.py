@@ -1,0 +1,58 @@
+"""What the verbs share: a parser whose errors are one line, and the configurations that arguments mean."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from clusterrun.errors import ClusterrunError, ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from clusterrun.config.schema import RunConfig
+
+
+def over_configs(arguments: list[str], each: Callable[[RunConfig], int]) -> int:
+    """Call ``each`` with every configuration the arguments mean (several with -m). The largest exit code wins.
+
+    A point that is wrong is reported and does not hide the others.
+    """
+    from clusterrun.config.compose import compose, run_hydra_app, to_run_config
+
+    if not any(a.startswith("-") for a in arguments):
+        return each(compose(arguments))  # the same configuration as through Hydra's app, in half the time
+    codes = [0]
+
+    def task(composed: DictConfig) -> None:
+        try:
+            codes.append(each(to_run_config(composed)))
+        except ClusterrunError as error:
+            print(f"clusterrun: {error}", file=sys.stderr)
+            codes.append(int(error.exit_code))
+
+    with tempfile.TemporaryDirectory(prefix="clusterrun-sweep-") as scratch:
+        multirun = any(a in ("-m", "--multirun") for a in arguments)
+        # Hydra's sweeper writes a multirun.yaml; it goes where nobody sees it.
+        places = [f"hydra.sweep.dir={scratch}", "hydra.sweep.subdir=${hydra.job.num}"] if multirun else []
+        run_hydra_app([*arguments, *places], task)
+    return max(codes)
+
+
+class VerbParser(argparse.ArgumentParser):
+    """argparse, with errors like all others: one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def verb_parser(verb: str, description: str, example: str) -> argparse.ArgumentParser:
+    return VerbParser(
+        prog=f"clusterrun {verb}",
+        description=description,
+        epilog=f"example: {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )

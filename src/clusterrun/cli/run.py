@@ -1,0 +1,33 @@
+"""``clusterrun [OVERRIDES]``: submit one run, or with -m one per point."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from clusterrun.cli.common import over_configs
+from clusterrun.cli.following import announce
+from clusterrun.cli.verbs import VERBS
+from clusterrun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from clusterrun.config.schema import RunConfig
+
+
+def main(argv: list[str]) -> int:
+    if "-sc" in argv or "--shell-completion" in argv:
+        # Hydra completes overrides; it knows nothing of verbs.
+        typed = os.environ.get("COMP_LINE", "")
+        if not typed and any(a.startswith("query=") for a in argv):
+            raise ConfigError(
+                '--shell-completion query: shells ask this; set up with: eval "$(clusterrun -sc install=bash)"'
+            )
+        os.environ["COMP_LINE"] = re.sub(rf"^(\S+\s+)(?:{'|'.join(VERBS)})\s+", r"\1", typed)
+    return over_configs(argv, _submit_one)
+
+
+def _submit_one(config: RunConfig) -> int:
+    from clusterrun.launch.submit import submit
+
+    return announce(submit(config), config.wait)

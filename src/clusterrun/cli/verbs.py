@@ -1,0 +1,5 @@
+"""The verbs. Each is the module of its name in this package, with ``main(arguments) -> exit code``."""
+
+from __future__ import annotations
+
+VERBS = ("nodes", "plan", "preflight", "resume", "topo")
