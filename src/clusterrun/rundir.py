@@ -9,6 +9,10 @@
       attempts/<n>/events/<node>.<rank>.jsonl   attempts/<n>/steps/<step>.{out,err}
       checkpoints/step-00001200/                checkpoints/LATEST
       tensorboard/
+    <shared_dir>/sweeps/<sweep id>/
+      sweep.yaml                                the points: run id and overrides of each
+      <run id>/                                 a run directory as above, one per point
+      submitit/  submissions/<job id>.sh        of its arrays; each run links to its part
 
 Directories are made with mode 0700: a run holds logs, code and weights of one user.
 """
@@ -25,6 +29,7 @@ from typing import Any
 from clusterrun.errors import RunError
 
 RUNS = "runs"
+SWEEPS = "sweeps"
 
 
 def default_shared_dir() -> Path:
@@ -131,12 +136,14 @@ class RunDir:
     @classmethod
     def create(cls, shared_dir: Path, run_id: str) -> RunDir:
         """Claim a new run directory. Raises FileExistsError when another submission took the id."""
-        runs = make_private(shared_dir / RUNS)
-        root = runs / run_id
-        root.mkdir(mode=0o700)
-        run = cls(root)
-        for part in (run.attempts, run.checkpoints, run.submitit):
-            make_private(part)
+        return cls.create_in(make_private(shared_dir / RUNS), run_id)
+
+    @classmethod
+    def create_in(cls, parent: Path, run_id: str) -> RunDir:
+        """The same below any directory that is there, such as a sweep's."""
+        run = cls(parent / run_id)
+        for part in (run.root, run.attempts, run.checkpoints, run.submitit):
+            part.mkdir(mode=0o700)
         return run
 
     @classmethod
@@ -184,6 +191,15 @@ class RunDir:
         return self.root / "tensorboard"
 
     @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def profiles(self) -> Path:
+        """Traces of torch.profiler or nsys: a directory per attempt, a file per rank."""
+        return self.root / "profiles"
+
+    @property
     def attempts(self) -> Path:
         return self.root / "attempts"
 
@@ -193,6 +209,65 @@ class RunDir:
     def all_attempts(self) -> list[AttemptDir]:
         numbers = sorted(int(p.name) for p in self.attempts.glob("*") if p.name.isdigit())
         return [self.attempt(n) for n in numbers]
+
+
+@dataclass(frozen=True)
+class SweepDir:
+    """Paths of one sweep: the parent of the run directories of its points."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, shared_dir: Path, sweep_id: str) -> SweepDir:
+        return cls(shared_dir / SWEEPS / sweep_id)
+
+    def make(self) -> None:
+        make_private(self.root.parent)
+        for part in (self.root, self.submitit, self.submissions):
+            make_private(part)
+
+    @property
+    def id(self) -> str:
+        return self.root.name
+
+    @property
+    def sweep(self) -> Path:
+        return self.root / "sweep.yaml"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / ".lock"
+
+    @property
+    def log(self) -> Path:
+        """What a sweep that goes on by itself on this machine says."""
+        return self.root / "sweep.log"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def submitit(self) -> Path:
+        return self.root / "submitit"
+
+    @property
+    def submissions(self) -> Path:
+        return self.root / "submissions"
+
+    def run(self, run_id: str) -> RunDir:
+        return RunDir(self.root / run_id)
+
+
+def run_roots(shared_dir: Path) -> list[Path]:
+    """Every run directory, alone or in a sweep."""
+    found = [*(shared_dir / RUNS).glob("*"), *(path.parent for path in (shared_dir / SWEEPS).glob("*/*/config.yaml"))]
+    return [path for path in found if path.is_dir()]
+
+
+def sweep_roots(shared_dir: Path) -> list[Path]:
+    """The directory of every sweep."""
+    return [path.parent for path in (shared_dir / SWEEPS).glob("*/sweep.yaml")]
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

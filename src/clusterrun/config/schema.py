@@ -222,12 +222,28 @@ class RecoveryConfig:
     max_stalled_attempts: int = 3  # attempts in a row without a newer checkpoint before the run stops with exit 93
 
 
+class Objective(Enum):
+    """What a sweeper that chooses points by results (Optuna and the like) gets back from each."""
+
+    loss = "loss"  # the last validation loss
+    metric = "metric"  # the last validation metric, e.g. accuracy
+    samples_per_s = "samples_per_s"  # throughput, median over the logged steps
+
+
+@dataclass
+class SweepConfig:
+    """How the points of a sweep (-m) run; no part of any point's id."""
+
+    array_parallelism: int | None = None  # points at the same time, of each array; null: no limit, on this machine 1
+    objective: Objective = Objective.loss
+
+
 @dataclass
 class RunConfig:
     """Everything about one run."""
 
     name: str | None = None  # label in the run id; default <train>-<cluster>
-    run_id: str | None = None  # default: name and a hash of this configuration
+    run_id: str | None = None  # default: name and a hash of this configuration; with -m the id of the sweep
     wait: bool | None = None  # follow the run; default true on this machine, false on Slurm
     seed: int = 0
     action: Action = Action.train  # `clusterrun preflight` sets preflight
@@ -237,6 +253,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
     @property
     def world_size(self) -> int:

@@ -89,6 +89,8 @@ def validated(config: RunConfig) -> RunConfig:
     _check_checkpoint(config.checkpoint)
     _check_preflight(config.preflight)
     _check_recovery(config.recovery)
+    if config.sweep.array_parallelism is not None:
+        _between("sweep.array_parallelism", config.sweep.array_parallelism, 1, 10**6)
     if config.train.task is not None:
         batch_sizes(config.train, config.world_size)
     return config

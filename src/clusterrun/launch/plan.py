@@ -28,7 +28,8 @@ from clusterrun.rundir import RUNS, RunDir
 from clusterrun.train.builtin import BUILTINS, TOKENS, VECTORS, check_task_args
 
 SEEN_AT_START = "<address>:<port>"  # chosen by preflight on the nodes
-_VIEW_ONLY = {"wait", "run_id"}  # settings that don't change what is computed, and so not the run's id
+# Settings that don't change what is computed, and so not the run's id.
+_VIEW_ONLY = {"wait", "run_id", "sweep"}
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,38 @@ class Plan:
 
 
 def base_run_id(config: RunConfig) -> str:
-    """Name and a hash of the configuration: the same configuration has the same id, which sweeps rely on."""
+    """Name and a hash of the configuration: the same configuration has the same id, which sweeps rely on.
+
+    Only what differs from the schema's defaults is hashed, so that a setting added in a later version changes no id.
+    """
     if config.run_id is not None:
         return config.run_id
-    plain = frozen.to_dict(config)
+    own = _differing(frozen.to_dict(config), frozen.to_dict(RunConfig()))
     for key in _VIEW_ONLY:
-        plain.pop(key)
-    digest = hashlib.sha256(repr(sorted(plain.items())).encode()).hexdigest()[:8]
+        own.pop(key, None)
+    digest = hashlib.sha256(repr(_ordered(own)).encode()).hexdigest()[:8]
     what = config.train.name if config.action is Action.train else config.action.value
     return f"{config.name or f'{what}-{config.cluster.name}'}-{digest}"
+
+
+def _differing(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """What differs, nested as it was."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        default = defaults.get(key)
+        if isinstance(value, dict) and isinstance(default, dict):
+            if inner := _differing(value, default):
+                found[key] = inner
+        elif value != default or type(value) is not type(default):
+            found[key] = value
+    return found
+
+
+def _ordered(value: Any) -> Any:
+    """Dictionaries as lists in the order of their keys: the order of overrides changes no id."""
+    if isinstance(value, dict):
+        return sorted(((str(key), _ordered(item)) for key, item in value.items()), key=lambda item: item[0])
+    return value
 
 
 def make_plan(config: RunConfig, run_id: str | None = None, excluded: Sequence[str] = ()) -> Plan:

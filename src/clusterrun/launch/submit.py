@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ from clusterrun.launch import jobs
 from clusterrun.launch.jobs import Job, JobState
 from clusterrun.launch.plan import Plan, excluded_nodes, make_plan, next_run_id
 from clusterrun.ledger import Ending, Ledger
-from clusterrun.rundir import RUNS, RunDir, write_durably
+from clusterrun.rundir import RUNS, RunDir, run_roots, write_durably
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ def submit(config: RunConfig) -> Submitted:
     """
     config = validated(config)
     make_plan(config)  # everything that can be wrong with it is found before anything is made
-    _check_inside_job(config)
-    _check_writable(Path(config.cluster.shared_dir))
+    check_place(config)
     while True:
         plan = make_plan(config, next_run_id(config), excluded_nodes(config))
         try:
@@ -53,14 +51,25 @@ def submit(config: RunConfig) -> Submitted:
                 f"({error.filename}: {error.strerror}); "
                 "set cluster.shared_dir or CLUSTERRUN_SHARED_DIR to a directory of yours that all nodes see"
             ) from None
-    write_durably(run.config, frozen.to_yaml(config))
-    write_durably(run.plan, json.dumps(plan.as_json(), indent=1))
+    write_decided(run, config, plan)
     try:
         job = jobs.submit(run, config, plan.excluded)
     except SubmissionError:  # nothing runs and nothing will: leave no run behind that would take the id
         shutil.rmtree(run.root, ignore_errors=True)
         raise
     return Submitted(run, job, config, plan)
+
+
+def write_decided(run: RunDir, config: RunConfig, plan: Plan) -> None:
+    """What a new run directory holds before anything starts; a run of its own and a point of a sweep alike."""
+    write_durably(run.config, frozen.to_yaml(config))
+    write_durably(run.plan, json.dumps(plan.as_json(), indent=1))
+
+
+def check_place(config: RunConfig) -> None:
+    """Whether it may and can be submitted from here. Raises ConfigError."""
+    _check_inside_job(config)
+    _check_writable(Path(config.cluster.shared_dir))
 
 
 def resume(run: RunDir) -> Submitted:
@@ -95,21 +104,30 @@ def _enter(workdir: Path) -> None:
 
 
 def find_run(name: str, shared_dirs: list[Path]) -> RunDir:
-    """A run by path, by id, or by the beginning of its id.
+    """A run by path, by id (SWEEP/RUN for a point of a sweep), or by the beginning of its id.
 
     Raises:
         RunError: none, or several.
     """
-    if os.sep in name or Path(name).is_dir():
+    if Path(name).is_dir():
         return RunDir.open(Path(name).expanduser())
-    found = sorted(p for d in shared_dirs for p in (d / RUNS).glob(f"{glob.escape(name)}*") if p.is_dir())
-    exact = [p for p in found if p.name == name]
+    sweep, _, run = name.rpartition("/")
+    found = sorted(
+        path
+        for shared_dir in shared_dirs
+        for path in run_roots(shared_dir)
+        if path.name.startswith(run) and (not sweep or path.parent.name.startswith(sweep))
+    )
+    if not found and os.sep in name:
+        return RunDir.open(Path(name).expanduser())
+    exact = [p for p in found if p.name == run]
     if len(exact or found) == 1:
         return RunDir.open((exact or found)[0])
     where = ", ".join(str(d / RUNS) for d in shared_dirs)
     if not found:
         raise RunError(f"{name}: no such run in {where}")
-    raise RunError(f"{name}: several runs begin so: {', '.join(p.name for p in found[:5])}")
+    names = [p.name if p.parent.name == RUNS else f"{p.parent.name}/{p.name}" for p in found[:5]]
+    raise RunError(f"{name}: several runs begin so: {', '.join(names)}")
 
 
 def _check_inside_job(config: RunConfig) -> None:
