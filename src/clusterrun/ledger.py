@@ -1,7 +1,8 @@
 """The ledger of a run: why each attempt started, on which nodes, what it saved, how it ended.
 
-One writer (the conductor), append-only, two lines per attempt: ``start`` and ``end``. An attempt without an end was
-killed; nobody needs to have been there to write that down.
+One writer (the conductor), append-only: for each attempt ``start``, ``nodes`` when it begins to train, ``end``, and a
+``notice`` for whatever a person should know of it (a straggler, a hang). An attempt without an end was killed; nobody
+needs to have been there to write that down.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ class Ending(Enum):
     stopped = "stopped"  # told to stop by a signal of unknown origin
     cancelled = "cancelled"  # by the user
     user_code_failed = "user_code_failed"
-    crashed = "crashed"  # a worker died of a signal, or an agent vanished
+    crashed = "crashed"  # a worker died of a signal, or an error of the machinery (network, GPU, file system)
     node_lost = "node_lost"
+    hung = "hung"  # no step for too long; ended by the watchdog
     preflight_refused = "preflight_refused"
     not_enough_nodes = "not_enough_nodes"
     internal_error = "internal_error"
@@ -36,14 +38,27 @@ class Ending(Enum):
 
 
 @dataclass(frozen=True)
+class Notice:
+    """Something to know of an attempt that did not end it by itself, e.g. a straggler. ``kind`` is one word."""
+
+    time: float  # unix time
+    kind: str
+    message: str
+    node: str | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
 class Attempt:
-    """One line of the story. Steps are those of the newest checkpoint, None where there was none."""
+    """One line of the story. ``saved_*`` are steps of the newest checkpoint, None where there was none."""
 
     number: int
     started: float  # unix time
     reason: str
     job_id: str
+    queued_since: float | None = None  # unix time; None for a restart inside the allocation, or when nobody knows
     nodes: tuple[str, ...] = ()
+    chosen: float | None = None  # unix time at which preflight had chosen the nodes
     saved_before: int | None = None
     saved_after: int | None = None
     ended: float | None = None
@@ -51,6 +66,9 @@ class Attempt:
     exit_code: int | None = None  # of the run, when this attempt was its last
     progressed: bool = False  # the workers said so themselves (scripts keep checkpoints of their own)
     message: str = ""
+    error: str | None = None  # what went wrong, without what differs from one time to the next
+    step: int | None = None  # the step at which it went wrong
+    notices: tuple[Notice, ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -65,20 +83,33 @@ class Ledger:
         """All attempts, oldest first, read afresh."""
         found: dict[int, dict[str, Any]] = {}
         for record in read_json_lines(self.path):
-            entry = found.setdefault(record["attempt"], {})
-            entry.update(record)
+            entry = found.setdefault(record["attempt"], {"notices": []})
+            if record.get("event") == "notice":
+                entry["notices"].append(record)
+            else:
+                entry.update(record)
         return [_attempt(entry) for _, entry in sorted(found.items()) if "started" in entry]
 
-    def start(self, *, reason: str, job_id: str, saved_before: int | None) -> int:
+    def start(self, *, reason: str, job_id: str, saved_before: int | None, queued_since: float | None = None) -> int:
         """Open the next attempt and return its number (from 1)."""
         number = max((attempt.number for attempt in self.attempts()), default=0) + 1
         self._append(
-            attempt=number, event="start", started=time.time(), reason=reason, job_id=job_id, saved_before=saved_before
+            attempt=number,
+            event="start",
+            started=time.time(),
+            reason=reason,
+            job_id=job_id,
+            saved_before=saved_before,
+            queued_since=queued_since,
         )
         return number
 
     def chose(self, number: int, nodes: list[str]) -> None:
-        self._append(attempt=number, event="nodes", nodes=nodes)
+        """Preflight is over; these nodes train."""
+        self._append(attempt=number, event="nodes", nodes=nodes, chosen=time.time())
+
+    def notice(self, number: int, kind: str, message: str, *, node: str | None = None, rank: int | None = None) -> None:
+        self._append(attempt=number, event="notice", time=time.time(), kind=kind, message=message, node=node, rank=rank)
 
     def end(
         self,
@@ -89,6 +120,8 @@ class Ledger:
         exit_code: int | None = None,
         progressed: bool = False,
         message: str = "",
+        error: str | None = None,
+        step: int | None = None,
     ) -> None:
         self._append(
             attempt=number,
@@ -99,6 +132,19 @@ class Ledger:
             exit_code=exit_code,
             progressed=progressed,
             message=message,
+            error=error,
+            step=step,
+        )
+
+    def same_error_again(self) -> bool:
+        """Whether the last two attempts ended with the same error at the same step: it would only happen once more."""
+        last = self.attempts()[-2:]
+        if len(last) < 2 or last[0].exit_code is not None:
+            return False
+        return (
+            last[0].error is not None
+            and last[0].step is not None
+            and ((last[0].error, last[0].step) == (last[1].error, last[1].step))
         )
 
     def stalled(self, saved_now: int | None) -> int:
@@ -146,6 +192,8 @@ def _attempt(entry: dict[str, Any]) -> Attempt:
         started=entry["started"],
         reason=entry.get("reason", ""),
         job_id=entry.get("job_id", ""),
+        queued_since=entry.get("queued_since"),
+        chosen=entry.get("chosen"),
         nodes=tuple(entry.get("nodes", ())),
         saved_before=entry.get("saved_before"),
         saved_after=entry.get("saved_after"),
@@ -154,4 +202,11 @@ def _attempt(entry: dict[str, Any]) -> Attempt:
         exit_code=entry.get("exit_code"),
         progressed=entry.get("progressed", False),
         message=entry.get("message", ""),
+        error=entry.get("error"),
+        step=entry.get("step"),
+        notices=tuple(_notice(record) for record in entry["notices"]),
     )
+
+
+def _notice(record: dict[str, Any]) -> Notice:
+    return Notice(record["time"], record["kind"], record["message"], record.get("node"), record.get("rank"))

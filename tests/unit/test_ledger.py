@@ -197,3 +197,34 @@ class TestStalled:
         assert ledger.stalled(None) == 0
         story.attempt(None, None)
         assert ledger.stalled(None) == 1
+
+
+def test_notices_belong_to_their_attempt_and_change_nothing_else(ledger: Ledger, story: Story) -> None:
+    story.attempt(None, 10)
+    number = ledger.start(reason="r", job_id="1", saved_before=10, queued_since=5.0)
+    ledger.notice(number, "straggler", "rank 3 on c2 is slow", node="c2", rank=3)
+    ledger.notice(number, "hung", "no step", node="c1")
+    first, second = ledger.attempts()
+    assert first.notices == ()
+    assert [(n.kind, n.node, n.rank) for n in second.notices] == [("straggler", "c2", 3), ("hung", "c1", None)]
+    assert second.queued_since == 5.0
+    assert second.is_open
+
+
+def test_the_same_error_at_the_same_step(ledger: Ledger) -> None:
+    def crash(error: str | None, step: int | None, exit_code: int | None = None) -> bool:
+        number = ledger.start(reason="r", job_id="1", saved_before=None)
+        ledger.end(number, Ending.crashed, saved_after=None, error=error, step=step, exit_code=exit_code)
+        return ledger.same_error_again()
+
+    assert not crash("killed", 7)
+    assert not crash("killed", 9)
+    assert not crash("killed otherwise", 9)
+    assert crash("killed otherwise", 9)
+    assert not crash(None, 9)
+    assert not crash(None, 9)
+    assert not crash("before the first step", None)
+    assert not crash("before the first step", None)
+    assert not crash("boom", 3, exit_code=93)
+    assert not crash("boom", 3)  # resumed by a person: new tries
+    assert crash("boom", 3)
