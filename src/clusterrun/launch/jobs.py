@@ -47,7 +47,7 @@ class Job:
     executor: str
     job_id: str
     run_dir: str
-    name: str  # the run id; Slurm uses job ids again
+    name: str  # in Slurm, which uses job ids again: the run id, or the sweep's
     workdir: str  # where it was submitted from: a user's own modules and relative paths mean this
     submitted: float  # unix time
 
@@ -82,22 +82,34 @@ def submit(run: RunDir, config: RunConfig, excluded: Sequence[str] = ()) -> Job:
 
 def state_of(job: Job) -> tuple[JobState, str]:
     """How the job stands, and in the scheduler's words why (for a pending one)."""
-    if job.executor == Executor.local.value:
-        return (JobState.running if _local_processes(job) else JobState.ended), ""
+    return states_of([job])[job.job_id]
+
+
+def states_of(jobs: Sequence[Job]) -> dict[str, tuple[JobState, str]]:
+    """The same for many at once, by job id (12_3 for a task of an array): one squeue for all of Slurm's."""
+    found: dict[str, tuple[JobState, str]] = {}
+    slurm = [job for job in jobs if job.executor == Executor.slurm.value]
+    for job in jobs:
+        if job.executor == Executor.local.value:
+            found[job.job_id] = (JobState.running if _local_processes(job) else JobState.ended), ""
+    if not slurm:
+        return found
+    argv = ["squeue", "--noheader", "--array", "--format=%i|%j|%T|%r", f"--user={os.getuid()}"]
     try:
-        argv = ["squeue", "--noheader", "--jobs", job.job_id, "--format=%j|%T|%r"]
         shown = process.run(argv, timeout_s=_SLURM_TIMEOUT_S)
     except CommandError as error:
-        if "Invalid job id" in error.output:
-            return JobState.ended, ""
-        return JobState.unknown, str(error)
-    name, _, rest = shown.strip().partition("|")
-    state, _, reason = rest.partition("|")
-    if name != job.name:
-        return JobState.ended, ""
-    if state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"):
-        return JobState.pending, reason
-    return (JobState.running if state in ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED") else JobState.ended), ""
+        return {**found, **{job.job_id: (JobState.unknown, str(error)) for job in slurm}}
+    queue = {line.partition("|")[0]: line.split("|")[1:] for line in shown.splitlines()}
+    for job in slurm:
+        name, state, reason = (queue.get(job.job_id) or ["", "", ""])[:3]
+        if name != job.name:
+            found[job.job_id] = JobState.ended, ""
+        elif state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"):
+            found[job.job_id] = JobState.pending, reason
+        else:
+            alive = state in ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
+            found[job.job_id] = (JobState.running if alive else JobState.ended), ""
+    return found
 
 
 def cancel(job: Job) -> None:
