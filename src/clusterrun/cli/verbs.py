@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-VERBS = ("nodes", "plan", "preflight", "resume", "topo")
+VERBS = ("bench", "nodes", "plan", "preflight", "resume", "topo")

@@ -60,10 +60,11 @@ class OnShortage(Enum):
 
 
 class Action(Enum):
-    """What a job does: the whole run, or its preflight alone."""
+    """What a job does: the whole run, its preflight alone, or preflight and then measuring instead of training."""
 
     train = "train"
     preflight = "preflight"
+    bench = "bench"
 
 
 class DataKind(Enum):
@@ -239,6 +240,21 @@ class SweepConfig:
 
 
 @dataclass
+class BenchConfig:
+    """What `clusterrun bench` measures."""
+
+    tool: str = "torch"  # torch (torch.distributed), or nccl-tests when <collective>_perf is on the nodes
+    collective: str = "all_reduce"  # all_gather, reduce_scatter, broadcast, all_to_all; or all
+    sizes: list[str] = field(default_factory=list)  # bytes: 64K, 1M-1G (doubling), 1M-1G*4; empty: by accelerator
+    groups: list[str] = field(default_factory=lambda: ["all", "in_node", "between_nodes"])  # also: pairs
+    iterations: int = 20  # per size, of which the median counts; fewer when they take long
+    warmup: int = 5  # iterations before
+    seconds_per_size: float = 2.0  # about how long the iterations of one size may take, seconds
+    check: bool = True  # that every result is right
+    timeout_s: float = 300.0  # for one collective, seconds
+
+
+@dataclass
 class RunConfig:
     """Everything about one run."""
 
@@ -246,7 +262,7 @@ class RunConfig:
     run_id: str | None = None  # default: name and a hash of this configuration; with -m the id of the sweep
     wait: bool | None = None  # follow the run; default true on this machine, false on Slurm
     seed: int = 0
-    action: Action = Action.train  # `clusterrun preflight` sets preflight
+    action: Action = Action.train  # the verbs preflight and bench set theirs
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -254,6 +270,7 @@ class RunConfig:
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    bench: BenchConfig = field(default_factory=BenchConfig)
 
     @property
     def world_size(self) -> int:

@@ -13,6 +13,7 @@ from clusterrun.config.batch import batch_sizes
 from clusterrun.config.checks import policies
 from clusterrun.config.schema import (
     Accelerator,
+    BenchConfig,
     CheckpointConfig,
     ClusterConfig,
     DataConfig,
@@ -91,6 +92,7 @@ def validated(config: RunConfig) -> RunConfig:
     _check_recovery(config.recovery)
     if config.sweep.array_parallelism is not None:
         _between("sweep.array_parallelism", config.sweep.array_parallelism, 1, 10**6)
+    _check_bench(config.bench)
     if config.train.task is not None:
         batch_sizes(config.train, config.world_size)
     return config
@@ -241,6 +243,15 @@ def _check_preflight(preflight: PreflightConfig) -> None:
 
 def _check_recovery(recovery: RecoveryConfig) -> None:
     _between("recovery.max_stalled_attempts", recovery.max_stalled_attempts, 1, 1000)
+
+
+def _check_bench(bench: BenchConfig) -> None:
+    if bench.tool not in ("torch", "nccl-tests"):
+        raise ConfigError(f"bench.tool={bench.tool}: must be torch or nccl-tests")
+    _between("bench.iterations", bench.iterations, 3, 10**6)
+    _between("bench.warmup", bench.warmup, 0, 10**6)
+    _between("bench.seconds_per_size", bench.seconds_per_size, 0, 3600)
+    _between("bench.timeout_s", bench.timeout_s, 1, 24 * 3600)
 
 
 def _between(field: str, value: float, low: float, high: float) -> None:

@@ -123,7 +123,8 @@ class Conductor:
         reader = frames.FileReader(outcomes.FRAME, out)
         endpoint = f"{head.address}:{head.port}"
         argv = training_argv(self._config, self._run, attempt.number, endpoint, secrets.token_hex(16))
-        self._say(f"training: attempt {attempt.number} on {', '.join(nodes)}, rendezvous at {endpoint}")
+        what = "training" if self._config.action is Action.train else self._config.action.value
+        self._say(f"{what}: attempt {attempt.number} on {', '.join(nodes)}, rendezvous at {endpoint}")
         step = self._allocation.steps.start(StepSpec("training", nodes, argv, out, err, step_environment(self._config)))
         self._watch(step)
         step.kill()  # nothing of it may live on into the next attempt

@@ -19,11 +19,13 @@ from clusterrun.config.checks import made
 from clusterrun.config.schema import Accelerator, Action, DataKind, Executor, RunConfig
 from clusterrun.config.units import time_limit_minutes
 from clusterrun.config.validate import validated
-from clusterrun.errors import ConfigError
+from clusterrun.errors import ConfigError, choices, nearest
 from clusterrun.launch import exclusions
 from clusterrun.launch.resources import requested_gpus, signal_lead_s
 from clusterrun.launch.sbatch import sbatch_text
 from clusterrun.launch.srun import srun_argv
+from clusterrun.measure import collectives
+from clusterrun.measure.groups import BENCH_GROUPS, bench_phases
 from clusterrun.rundir import RUNS, RunDir
 from clusterrun.train.builtin import BUILTINS, TOKENS, VECTORS, check_task_args
 
@@ -54,9 +56,9 @@ class Plan:
     run_dir: str
     executor: str
     cluster: str
-    job: str  # the task or script
+    job: str  # the task or script, or what is measured
     resources: Resources
-    batch: BatchSizes | None  # None for train=script
+    batch: BatchSizes | None  # None for train=script, and where nothing is trained
     checks: tuple[str, ...]
     preflight_argv: tuple[str, ...]
     training_argv: tuple[str, ...]  # as on the first start, with the rendezvous still open
@@ -113,6 +115,7 @@ def make_plan(config: RunConfig, run_id: str | None = None, excluded: Sequence[s
     config = validated(config)
     cluster, train = config.cluster, config.train
     check_task(config)
+    check_bench(config)
     run = RunDir(Path(cluster.shared_dir) / RUNS / (run_id or base_run_id(config)))
     slurm = cluster.executor is Executor.slurm
     nodes = [f"<node{i}>" for i in range(cluster.nodes)]
@@ -125,7 +128,7 @@ def make_plan(config: RunConfig, run_id: str | None = None, excluded: Sequence[s
         run_dir=str(run.root),
         executor=cluster.executor.value,
         cluster=cluster.name,
-        job=train.script or str(train.task),
+        job=_job(config),
         resources=Resources(
             nodes=cluster.nodes,
             spare_nodes=cluster.spare_nodes,
@@ -136,7 +139,7 @@ def make_plan(config: RunConfig, run_id: str | None = None, excluded: Sequence[s
             time_limit_min=minutes,
             signal_lead_s=signal_lead_s(config),
         ),
-        batch=batch_sizes(train, config.world_size) if train.task is not None else None,
+        batch=batch_sizes(train, config.world_size) if train.task and config.action is Action.train else None,
         checks=tuple(made(config.preflight.policy)),
         preflight_argv=tuple(srun_argv(everywhere, preflight, cluster) if slurm else preflight),
         training_argv=tuple(srun_argv(nodes, training, cluster) if slurm else training),
@@ -145,6 +148,35 @@ def make_plan(config: RunConfig, run_id: str | None = None, excluded: Sequence[s
         excluded=tuple(excluded),
         after_signal="save and requeue" if config.recovery.requeue else "save and stop",
     )
+
+
+def _job(config: RunConfig) -> str:
+    if config.action is Action.bench:
+        return f"bench {config.bench.collective} ({config.bench.tool})"
+    return config.train.script or str(config.train.task)
+
+
+def check_bench(config: RunConfig) -> None:
+    """Whether ``bench`` names things there are. Raises ConfigError."""
+    bench = config.bench
+    collectives.names(bench.collective)
+    if bench.sizes:
+        collectives.sizes(bench.sizes)
+    for name in bench.groups:
+        if name not in BENCH_GROUPS:
+            raise ConfigError(
+                f"bench.groups={name}: no such group.{nearest(name, BENCH_GROUPS)} Known: {choices(BENCH_GROUPS)}"
+            )
+    if config.action is not Action.bench:
+        return
+    cluster = config.cluster
+    if bench.tool == "torch" and not bench_phases(bench.groups, cluster.nodes, cluster.nproc_per_node):
+        raise ConfigError(
+            f"bench.groups={list(bench.groups)}: nothing to measure with {cluster.nodes} nodes of "
+            f"{cluster.nproc_per_node} workers; give more, or other groups ({choices(BENCH_GROUPS)})"
+        )
+    if bench.tool != "torch" and bench.collective == collectives.ALL:
+        raise ConfigError("bench.collective=all: with bench.tool=nccl-tests one collective at a time")
 
 
 def check_task(config: RunConfig) -> None:
@@ -196,16 +228,25 @@ def training_argv(config: RunConfig, run: RunDir, attempt: int, endpoint: str, r
     argv += [
         "--",
         f"--nnodes={cluster.nodes}",
-        f"--nproc-per-node={cluster.nproc_per_node}",
+        f"--nproc-per-node={workers_per_node(config)}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={endpoint}",
         f"--rdzv-id={rendezvous_id}",
         f"--rdzv-conf=join_timeout={timeout},timeout={timeout},read_timeout={timeout}",
         f"--max-restarts={train.max_restarts}",
     ]
+    if config.action is Action.bench:
+        worker = "worker" if config.bench.tool == "torch" else "nccl_tests"
+        return [*argv, "-m", f"clusterrun.measure.{worker}", f"--run-dir={run.root}", f"--attempt={attempt}"]
     if train.script is not None:
         return [*argv, train.script, *train.args]
     return [*argv, "-m", "clusterrun.train.worker", f"--run-dir={run.root}", f"--attempt={attempt}"]
+
+
+def workers_per_node(config: RunConfig) -> int:
+    """Processes that torchrun starts on a node: nccl-tests drives all GPUs of a node from one."""
+    alone = config.action is Action.bench and config.bench.tool != "torch"
+    return 1 if alone else config.cluster.nproc_per_node
 
 
 def step_environment(config: RunConfig) -> dict[str, str]:

@@ -1,0 +1,55 @@
+"""``clusterrun bench``: measure what the wiring of a cluster does."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from clusterrun.cli.common import over_configs, verb_parser
+from clusterrun.cli.following import wait_quietly
+
+if TYPE_CHECKING:
+    from clusterrun.config.schema import RunConfig
+
+# What people type often may go without "bench.".
+_SHORT = ("collective", "sizes", "groups", "tool")
+
+
+def main(argv: list[str]) -> int:
+    parser = verb_parser(
+        "bench",
+        "Measure collectives over the nodes of a cluster, as a job: all ranks, in each node, between nodes, and\n"
+        "with groups=pairs each pair of a node. Bandwidths as nccl-tests defines them, results checked, latency and\n"
+        "rate fitted.",
+        "clusterrun bench +cluster=a100_nvswitch collective=all_reduce sizes=1M-1G",
+    )
+    parser.add_argument("--json", action="store_true", help="for machines")
+    options, overrides = parser.parse_known_args(argv)
+
+    def bench(config: RunConfig) -> int:
+        from rich.console import Console
+
+        from clusterrun.launch.submit import submit
+        from clusterrun.report import bench_view
+
+        submitted = submit(config)
+        code = wait_quietly(submitted)
+        measured = bench_view.read(submitted.run)
+        if options.json:
+            print(json.dumps(bench_view.as_json(measured), indent=1))
+        else:
+            bench_view.show(measured, Console(highlight=False))
+        return code
+
+    return over_configs([*(_in_full(a) for a in overrides), "action=bench"], bench)
+
+
+def _in_full(argument: str) -> str:
+    """``sizes=1M,4M`` is ``bench.sizes=[1M,4M]``."""
+    key, equals, value = argument.partition("=")
+    if not equals or key not in _SHORT:
+        return argument
+    if key in ("sizes", "groups") and not re.match(r"[\[\"']", value):
+        value = f"[{value}]"
+    return f"bench.{key}={value}"

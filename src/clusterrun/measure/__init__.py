@@ -1,0 +1,1 @@
+"""What the wiring really does: collectives, matrix products and copies, timed. The workers alone import torch."""

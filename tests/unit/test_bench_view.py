@@ -1,0 +1,76 @@
+"""The tables of a bench, from rows as workers write them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from clusterrun.ledger import Ending, Ledger
+from clusterrun.measure.results import Row
+from clusterrun.report import bench_view
+from clusterrun.rundir import RunDir
+
+
+def written(tmp_path: Path, rows: list[Row], *, per_node: int = 2, nodes: int = 2) -> RunDir:
+    run = RunDir.create(tmp_path, "bench")
+    ledger = Ledger(run.ledger)
+    attempt = run.attempt(ledger.start(reason="first start", job_id="1", saved_before=None))
+    attempt.make()
+    for rank in range(nodes * per_node):
+        node = f"c{rank // per_node + 1}"
+        records = [{"kind": "start", "rank": rank, "node": node, "device": "cpu"}]
+        records += [{"kind": "measured", "rank": rank, **row.as_json()} for row in rows if row.ranks[0] == rank]
+        attempt.event_file(node, rank).write_text("".join(json.dumps(record) + "\n" for record in records))
+    ledger.end(attempt.number, Ending.done, saved_after=None, exit_code=0)
+    return run
+
+
+def shown(run: RunDir) -> str:
+    out = io.StringIO()
+    bench_view.show(bench_view.read(run), Console(file=out, width=120))
+    return out.getvalue()
+
+
+def row(phase: str, ranks: tuple[int, ...], size: int, seconds: float, wrong: int | None = 0) -> Row:
+    return Row(phase, ranks, "all_reduce", size, seconds, seconds, 20, wrong)
+
+
+def test_a_line_is_fitted_and_the_slowest_node_named(tmp_path: Path) -> None:
+    rows = [row("all", (0, 1, 2, 3), size, 1e-3 + size * 1e-8) for size in (2**20, 2**24)]
+    rows += [row("in_node", (0, 1), 2**20, 1e-3), row("in_node", (2, 3), 2**20, 5e-3)]
+    said = shown(written(tmp_path, rows))
+    assert "all_reduce, all 4 ranks on c1, c2" in said
+    assert "latency 1 ms, busbw of large sizes 0.15 GB/s" in said
+    in_node = said[said.index("the 2 ranks of a node, 2 nodes at once") :]
+    assert "c2 0.21" in in_node
+
+
+def test_pairs_are_a_matrix_per_node(tmp_path: Path) -> None:
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    rows = [row("pairs", pair, 2**20, (i + 1) * 1e-3) for i, pair in enumerate(pairs)]
+    said = shown(written(tmp_path, rows, per_node=3, nodes=1))
+    assert "pairs of c1, busbw GB/s at 1 MiB" in said
+    lines = [line.split() for line in said.splitlines()]
+    assert ["0", "-", "1.05", "0.524"] in lines
+    assert ["2", "0.524", "0.35", "-"] in lines
+
+
+def test_wrong_results_and_unchecked_ones_are_said(tmp_path: Path) -> None:
+    said = shown(written(tmp_path, [row("all", (0, 1), 2**20, 1e-3, wrong=7)]))
+    assert "WRONG RESULTS: 7 elements" in said
+    other = shown(written(tmp_path / "other", [row("all", (0, 1), 2**20, 1e-3, wrong=None)]))
+    assert "not checked" in other
+    assert "WRONG" not in other
+
+
+def test_a_line_without_slope_has_no_rate(tmp_path: Path) -> None:
+    said = shown(written(tmp_path, [row("all", (0, 1), 2**10, 2e-3), row("all", (0, 1), 2**11, 1e-3)]))
+    assert "larger sizes take no longer" in said
+
+
+def test_nothing_measured(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, "bench")
+    assert bench_view.as_json(bench_view.read(run))["series"] == []
