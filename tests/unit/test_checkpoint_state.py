@@ -20,6 +20,7 @@ from torch.multiprocessing.spawn import spawn
 
 from clusterrun.checkpoint import dcp
 from clusterrun.checkpoint.manifest import MANIFEST
+from clusterrun.checkpoint.retention import Keep
 from clusterrun.checkpoint.state import Checkpointer, Saved
 from clusterrun.checkpoint.store import Store
 from clusterrun.errors import CheckpointError
@@ -41,20 +42,23 @@ def checkpointer(directory: Path, warnings: list[str] = WRONG) -> Checkpointer:
         store=Store(directory, patience_s=0),
         attempt=0,
         config_hash="c0ffee",
-        keep=3,
+        keep=Keep(3),
         timeout_s=TIMEOUT_S,
         device=torch.device("cpu"),
         warn=warnings.append,
     )
 
 
-def tensors(rank: int, value: float = 1.0) -> dict[str, Any]:
-    """Two replicated entries and one of this rank's own."""
+def tensors(value: float = 1.0) -> dict[str, Any]:
+    """Equal on all ranks."""
     return {
         "model/a": torch.arange(50_000, dtype=torch.float32) * value,
         "model/b": torch.full((3, 4), value, dtype=torch.bfloat16),
-        f"rng/rank{rank}/torch": torch.full((10,), rank, dtype=torch.uint8),
     }
+
+
+def own(rank: int) -> dict[str, Any]:
+    return {f"rng/rank{rank}/torch": torch.full((10,), rank, dtype=torch.uint8)}
 
 
 def test_round_trip_of_every_type_and_shape(tmp_path: Path, alone: None) -> None:
@@ -167,7 +171,7 @@ def leftovers(directory: Path) -> list[str]:
 
 
 def save_and_find(rank: int, directory: Path) -> None:
-    save = checkpointer(directory).save(100, tensors(rank), {"epoch": 2, "scaler": {"scale": 0.1}})
+    save = checkpointer(directory).save(100, tensors(), {"epoch": 2, "scaler": {"scale": 0.1}}, own(rank))
     assert save.ok
     assert save.bytes > 200_000
     assert len(set(both((save.step, save.path, save.bytes)))) == 1
@@ -180,13 +184,13 @@ def save_and_find(rank: int, directory: Path) -> None:
     assert {f"rng/rank{r}/torch" for r in range(3)} <= set(layout)
     loaded = {key: torch.empty(size, dtype=dtype) for key, (size, dtype) in layout.items()}
     dcp.read(loaded, found.path)
-    assert all(torch.equal(value, loaded[key]) for key, value in tensors(rank).items())
+    assert all(torch.equal(value, loaded[key]) for key, value in {**tensors(), **own(rank)}.items())
 
 
 def disk_full_on_one_rank(rank: int, directory: Path) -> None:
     warnings: list[str] = []
     saver = checkpointer(directory, warnings)
-    assert saver.save(1, tensors(rank), {}).ok
+    assert saver.save(1, tensors(), {}, own(rank)).ok
     calls = []
 
     def full(fd: int) -> None:
@@ -196,7 +200,7 @@ def disk_full_on_one_rank(rank: int, directory: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
             patch.setattr(os, "fsync", full)
-        failed = saver.save(2, tensors(rank), {})
+        failed = saver.save(2, tensors(), {}, own(rank))
     assert len(calls) == (1 if rank == 1 else 0)  # never repeated
     both(None)
     assert not failed.ok
@@ -206,22 +210,22 @@ def disk_full_on_one_rank(rank: int, directory: Path) -> None:
     assert both(leftovers(directory)) == [[]] * 3
     if rank == 0:
         assert warnings == [f"the checkpoint of step 2 is not saved: {failed.problem}; training goes on"]
-    assert saver.save(3, tensors(rank), {}).ok
+    assert saver.save(3, tensors(), {}, own(rank)).ok
     assert [info.step for info in saver.store.list()] == [3, 1]
 
 
 def publishing_fails(rank: int, directory: Path) -> None:
     saver = checkpointer(directory, [])
-    assert saver.save(1, tensors(rank), {}).ok
+    assert saver.save(1, tensors(), {}, own(rank)).ok
     with pytest.MonkeyPatch.context() as patch:
         if rank == 0:
             patch.setattr(Store, "publish", lambda *a: (_ for _ in ()).throw(OSError(errno.EDQUOT, "Quota exceeded")))
-        failed = saver.save(2, tensors(rank), {})
+        failed = saver.save(2, tensors(), {}, own(rank))
     both(None)
     assert not failed.ok
     assert both(leftovers(directory)) == [[]] * 3
     assert both([info.step for info in saver.store.list()]) == [[1]] * 3
-    assert saver.save(3, tensors(rank), {}).ok
+    assert saver.save(3, tensors(), {}, own(rank)).ok
 
 
 def one_rank_is_too_slow(rank: int, directory: Path) -> None:
@@ -237,10 +241,10 @@ def one_rank_is_too_slow(rank: int, directory: Path) -> None:
         if rank == 1:
             patch.setattr(os, "fsync", slow)
         began = time.monotonic()
-        failed: Saved = saver.save(2, tensors(rank), {})
+        failed: Saved = saver.save(2, tensors(), {}, own(rank))
     assert time.monotonic() - began < TIMEOUT_S * 6
     assert both(failed.ok) == [False] * 3
-    assert saver.save(3, tensors(rank), {}).ok
+    assert saver.save(3, tensors(), {}, own(rank)).ok
     assert [info.step for info in saver.store.list()] == [3]
 
 
@@ -248,7 +252,7 @@ def the_newest_is_damaged(rank: int, directory: Path) -> None:
     warnings: list[str] = []
     saver = checkpointer(directory, warnings)
     for step in (1, 2, 3):
-        assert saver.save(step, tensors(rank, step), {}).ok
+        assert saver.save(step, tensors(step), {}, own(rank)).ok
     if rank == 0:
         file = directory / "step-00000003" / "__1_0.distcp"
         content = bytearray(file.read_bytes())
@@ -270,7 +274,7 @@ def none_is_valid(rank: int, directory: Path) -> None:
     """Also when asked again, when nothing but what was set aside is left: never start from step 0 in silence."""
     saver = checkpointer(directory, [])
     assert saver.find() is None
-    assert saver.save(1, tensors(rank), {}).ok
+    assert saver.save(1, tensors(), {}, own(rank)).ok
     if rank == 0:
         (directory / "step-00000001" / ".metadata").write_bytes(b"")
     both(None)
@@ -297,7 +301,7 @@ def a_rank_dies_while_saving(rank: int, directory: Path) -> None:
         os.fsync = lambda fd: os._exit(0)
     began = time.monotonic()
     with pytest.raises(RuntimeError):
-        saver.save(1, tensors(rank), {})
+        saver.save(1, tensors(), {}, own(rank))
     assert time.monotonic() - began < 30
     assert saver.store.list() == []
 

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.config.compose import compose
+from clusterrun.config.grace import signal_lead_s
 from clusterrun.config.schema import ClusterConfig, RunConfig
 from clusterrun.launch.plan import Plan, base_run_id, make_plan
-from clusterrun.launch.resources import signal_lead_s
 from clusterrun.rundir import RUNS
 from conftest import Ended
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from clusterrun.checkpoint.manifest import MANIFEST, FileRecord, Manifest, hash_stream, share
+from clusterrun.checkpoint.retention import Keep
 from clusterrun.checkpoint.store import LATEST, CheckpointInfo, Store, step_name
 from clusterrun.errors import CheckpointError
 
@@ -137,7 +138,7 @@ def test_names_are_matched_exactly(store: Store) -> None:
     for name in others:
         (store.directory / name).mkdir()
         (store.directory / name / "precious").touch()
-    store.retain(2, warn=pytest.fail)
+    store.retain(Keep(2), warn=pytest.fail)
     store.remove_stale_temporaries(99)
     assert [info.step for info in store.list()] == [5, 4]
     assert all((store.directory / name / "precious").exists() for name in others)
@@ -149,7 +150,7 @@ def test_names_are_matched_exactly(store: Store) -> None:
 def test_retention_keeps_at_least_two(store: Store, keep: int, left: list[int]) -> None:
     for step in range(1, 6):
         save(store, step)
-    removed = store.retain(keep, warn=pytest.fail)
+    removed = store.retain(Keep(keep), warn=pytest.fail)
     assert [info.step for info in store.list()] == left
     assert sorted([info.step for info in removed] + left) == [1, 2, 3, 4, 5]
     assert not [name for name in names(store) if name.startswith(".")]
@@ -160,7 +161,7 @@ def test_retention_counts_only_what_looks_whole(store: Store) -> None:
         save(store, step)
     (store.directory / step_name(5) / MANIFEST).write_text("{}")
     (store.directory / step_name(4) / "__0_0.distcp").write_bytes(b"")
-    store.retain(2, warn=pytest.fail)
+    store.retain(Keep(2), warn=pytest.fail)
     assert [info.step for info in store.list()] == [5, 4, 3, 2]
     assert store.latest_step() == 3
 
@@ -169,7 +170,7 @@ def test_retention_never_raises(store: Store, monkeypatch: pytest.MonkeyPatch, w
     for step in range(1, 5):
         save(store, step)
     monkeypatch.setattr(os, "rename", fail(errno.EACCES))
-    assert store.retain(2, warnings.append) == []
+    assert store.retain(Keep(2), warnings.append) == []
     assert len(warnings) == 2
     assert len(store.list()) == 4
 

@@ -1,8 +1,8 @@
 """The promise: stopped and resumed any number of times, a run ends with the bits of an undisturbed one. 3 Gloo ranks.
 
 With 3 ranks an all-reduce adds up in an order that depends on where in a bucket a value lies, so wrong buckets show.
-Every "attempt" here makes a new model, optimizer and trainer from what is on disk; real processes are stopped and
-started in test_trainer_worker.
+Every second disturbed run saves in the background, the undisturbed ones do not. Every "attempt" here makes a new model,
+optimizer and trainer from what is on disk; real processes are stopped and started in test_trainer_worker.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Outcome:
     stopped_after: list[int]
 
 
-def train(root: Path, variant: Variant, stops: list[int]) -> Outcome:
+def train(root: Path, variant: Variant, stops: list[int], async_save: bool = False) -> Outcome:
     """Train to the end in len(stops) + 1 attempts."""
     rank = dist.get_rank()
     place = mesh.Place(mesh.data_parallel_mesh("cpu", WORLD), rank, WORLD, torch.device("cpu"), "gloo")
@@ -128,7 +128,7 @@ def train(root: Path, variant: Variant, stops: list[int]) -> Outcome:
             **variant.train,
         ),
         data=DataConfig(samples=300),
-        checkpoint=CheckpointConfig(every_steps=9),
+        checkpoint=CheckpointConfig(every_steps=4, async_save=async_save),
     )
     run = RunDir(root)
     if rank == 0:
@@ -158,7 +158,8 @@ def train(root: Path, variant: Variant, stops: list[int]) -> Outcome:
     buckets = made.model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     assert len(buckets["rebuilt_bucket_sizes"].split(",")) >= 3
     digest = hashlib.sha256()
-    for name, value in sorted(snapshot.take(made.module, made.optimizer, rank, place.device).items()):
+    state = {**snapshot.take(made.module, made.optimizer), **snapshot.take_random(rank, place.device)}
+    for name, value in sorted(state.items()):
         digest.update(name.encode() + value.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     return Outcome(digest.hexdigest(), numbers, stopped_after)
 
@@ -177,7 +178,7 @@ def on_rank(rank: int, port: int, root: Path, names: list[str], warm_up: bool, a
         accumulate = VARIANTS[name].train.get("accumulate", 1)
         for number in range(ROUNDS):
             stops = [choose.randint(1, 14 * accumulate) for _ in range(choose.randint(1, 3))]
-            outcome = train(root / f"{name}-{number}", VARIANTS[name], stops)
+            outcome = train(root / f"{name}-{number}", VARIANTS[name], stops, async_save=number % 2 == 1)
             found[f"{name}: {outcome.stopped_after}"] = (
                 outcome.digest == undisturbed.digest,
                 outcome.numbers == undisturbed.numbers,

@@ -22,7 +22,7 @@ from clusterrun.errors import ConfigError
 from clusterrun.rundir import read_json_lines
 from clusterrun.train.events import EventLog
 from clusterrun.train.optim import learning_rate
-from clusterrun.train.polling import MOST_TICKS, Poll
+from clusterrun.train.polling import MOST_TICKS, Agreed, Poll
 from clusterrun.train.recorder import Recorder
 from clusterrun.train.rng import preserved_rng, restore_rng, rng_state, seed_everywhere
 from clusterrun.train.stopping import StopFlag
@@ -116,10 +116,11 @@ def test_polls_come_about_every_quarter_second(alone: None, monkeypatch: pytest.
 def test_a_poll_carries_the_signal_and_the_losses(alone: None) -> None:
     flag = StopFlag()
     poll = Poll(flag, CPU)
-    assert poll.agree() == (None, [])
+    assert poll.agree() == Agreed(None, [], [])
     flag.received = signal.SIGUSR2
     third = torch.tensor(1 / 3)
-    assert poll.agree([third, torch.tensor([2.0], dtype=torch.float64)]) == (signal.SIGUSR2, [third.item(), 2.0])
+    agreed = poll.agree([third, torch.tensor([2.0], dtype=torch.float64)], [1.0, 0.0])
+    assert agreed == Agreed(signal.SIGUSR2, [third.item(), 2.0], [1.0, 0.0])
 
 
 def test_events_are_appended_and_a_broken_tail_is_dropped(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import IO, Any, cast
 
 import torch
 import torch.distributed as dist
-import xxhash
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
@@ -24,11 +23,11 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.serialization import get_crc32_options, set_crc32_options
 
+from clusterrun.checkpoint.files import HashedFile
 from clusterrun.checkpoint.manifest import FileRecord
 from clusterrun.errors import CheckpointError
-
-BUFFER = 4 * 1024 * 1024  # bytes handed to the file system at once
 
 
 def write(tensors: Mapping[str, Any], directory: Path, group: dist.ProcessGroup) -> list[FileRecord]:
@@ -42,7 +41,8 @@ def write(tensors: Mapping[str, Any], directory: Path, group: dist.ProcessGroup)
     """
     writer = _Writer(directory)
     planner = DefaultSavePlanner(flatten_state_dict=False)
-    save(dict(tensors), storage_writer=writer, planner=planner, process_group=group)
+    with _without_crc32():
+        save(dict(tensors), storage_writer=writer, planner=planner, process_group=group)
     return writer.files.records()
 
 
@@ -73,47 +73,15 @@ def layout(directory: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     }
 
 
-class _HashedFile(io.RawIOBase):
-    """A new file whose content is hashed as it is written. Leaving it closes it durably, or not at all."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        self._file = io.BufferedWriter(io.FileIO(fd, "w"), BUFFER)
-        self._hash = xxhash.xxh3_128()
-        self._size = 0
-        self.error: OSError | None = None
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self.error = error  # torch's zip writer, through which this passes, makes something unreadable of it
-            raise
-        self._hash.update(data)
-        size = memoryview(data).nbytes
-        self._size += size
-        return size
-
-    def tell(self) -> int:
-        return self._size
-
-    def finish(self) -> tuple[int, str]:
-        """Flush, fsync and close. NFS may tell of a full disk only here. Never repeated: a failed fsync loses data."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return self._size, self._hash.hexdigest()
-
-    def abandon(self) -> None:
-        """Close after a failure; the content is worthless, so errors do not matter."""
-        try:
-            self._file.raw.close()
-        except OSError:
-            return
+@contextmanager
+def _without_crc32() -> Generator[None, None, None]:
+    """torch's zip files carry a CRC-32 that torch.load never checks and that costs a third of the writing. We hash."""
+    before = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        yield
+    finally:
+        set_crc32_options(before)
 
 
 class _HashedFiles(FileSystem):
@@ -129,7 +97,7 @@ class _HashedFiles(FileSystem):
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
         if "w" not in mode:
             raise AssertionError("this file system only writes")
-        stream = _HashedFile(Path(path))
+        stream = HashedFile(Path(path))
         try:
             yield stream
             self._written[Path(path).name] = stream.finish()
@@ -149,7 +117,7 @@ class _Writer(FileSystemWriter):
     """One file per rank, written by one thread: with more, DCP can swallow an OSError."""
 
     def __init__(self, directory: Path) -> None:
-        # sync_files is off because _HashedFile syncs by itself.
+        # sync_files is off because HashedFile syncs by itself.
         super().__init__(directory, single_file_per_rank=True, sync_files=False, thread_count=1, overwrite=False)
         self.files = _HashedFiles()
         self.fs = self.files

@@ -69,7 +69,10 @@ class Manifest:
         if content.pop("format") != FORMAT:
             raise CheckpointError(f"{where}: written by another version of clusterrun; this one reads format {FORMAT}")
         files = tuple(FileRecord(**record) for record in content.pop("files"))
-        return cls(**content, files=files)
+        manifest = cls(**content, files=files)
+        if manifest.to_json() != text:  # damage that JSON does not mind, such as another blank
+            raise CheckpointError(f"{where}: damaged, not as it was written")
+        return manifest
 
 
 def hash_stream(stream: BinaryIO) -> tuple[int, str]:

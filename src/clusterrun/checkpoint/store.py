@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from clusterrun.checkpoint.manifest import MANIFEST, FileRecord, Manifest, hash_stream
+from clusterrun.checkpoint.retention import Keep, Score
 from clusterrun.errors import CheckpointError
 from clusterrun.rundir import sync_directory, write_durably
 
 LATEST = "LATEST"
-SMALLEST_KEEP = 2
+SCORES = "SCORES.json"
 _STEP = re.compile(r"step-\d{8,}")
 _TEMPORARY = re.compile(r"\.tmp-step-(\d+)-(\d+)-[0-9a-f]+")
 _BAD = re.compile(r"\.bad-step-\d{8,}-[0-9a-f]+")
@@ -173,14 +175,17 @@ class Store:
             raise CheckpointError(f"{info.path}: invalid, and can't be set aside: {error.strerror}") from None
         return aside
 
-    def retain(self, keep: int, warn: Warn) -> Listing:
-        """Remove all but the newest ``keep`` (at least 2) that look whole. Returns what was removed; never raises.
+    def retain(self, keep: Keep, warn: Warn) -> Listing:
+        """Remove those that look whole and that ``keep`` does not want. Returns what was removed; never raises.
 
         Checkpoints that do not look whole are neither counted nor touched.
         """
         removed = []
         whole = [info for info in self.list() if self.looks_whole(info)]
-        for info in whole[max(keep, SMALLEST_KEEP) :]:
+        kept = keep.steps((info.step for info in whole), self.scores(warn) if keep.best else {})
+        for info in whole:
+            if info.step in kept:
+                continue
             trash = self.directory / f".trash-{info.path.name}-{secrets.token_hex(4)}"
             try:
                 os.rename(info.path, trash)
@@ -192,6 +197,26 @@ class Store:
             if _TRASH.fullmatch(name):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
         return removed
+
+    def scores(self, warn: Warn) -> dict[int, Score]:
+        """Validation results by step, as ``add_score`` left them."""
+        try:
+            text = (self.directory / SCORES).read_text(encoding="utf-8")
+            return {int(step): Score(**score) for step, score in json.loads(text).items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            warn(f"{self.directory / SCORES}: can't be read, so no checkpoint is kept for its score: {error}")
+            return {}
+
+    def add_score(self, step: int, score: Score, warn: Warn) -> None:
+        """Remember a validation result, for ``retain``. Never raises: no state depends on it."""
+        scores = {**self.scores(warn), step: score}
+        try:
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+            write_durably(self.directory / SCORES, json.dumps({step: asdict(scores[step]) for step in sorted(scores)}))
+        except OSError as error:
+            warn(f"{self.directory / SCORES}: can't be written: {error.strerror}")
 
     def remove_stale_temporaries(self, attempt: int) -> None:
         """Remove what earlier attempts left unfinished. An attempt's own are left: it may be writing them."""

@@ -97,6 +97,21 @@ class Schedule(Enum):
     linear = "linear"
 
 
+class OnOvertake(Enum):
+    """What to do when a save is due while an asynchronous one is still being written."""
+
+    wait = "wait"
+    skip = "skip"
+
+
+class BestBy(Enum):
+    """Which validation result makes a checkpoint one of the best: the lowest loss, or the task's metric."""
+
+    loss = "loss"
+    metric_max = "metric_max"
+    metric_min = "metric_min"
+
+
 @dataclass
 class InterconnectConfig:
     """The declared wiring. Preflight holds it against what it detects."""
@@ -198,8 +213,19 @@ class DataConfig:
 
 @dataclass
 class CheckpointConfig:
-    every_steps: int | None = 100  # null: only when stopped and at the end
+    """A run that is told to stop, and one that ends, saves in any case."""
+
+    every_steps: int | None = 100  # null: not by steps
+    every_minutes: float | None = None  # of wall-clock time since the last save; null: not by time
+    auto: bool = False  # by time, as far apart as the measured stall and the time between failures suggest
+    mtbf_h: float | None = None  # mean time between failures of the whole run, hours; null: estimated (auto only)
+    async_save: bool = False  # training waits only while the state is copied to host memory
+    on_overtake: OnOvertake = OnOvertake.wait
     keep: int = 3  # newest checkpoints kept, at least 2
+    keep_every_steps: int | None = None  # the first at or after each multiple of so many steps is kept for good
+    keep_best: int = 0  # so many with the best validation results are kept; one that becomes best is saved
+    best_by: BestBy = BestBy.loss
+    max_failed_saves: int | None = None  # in a row, then the run stops; null: it warns and trains on
     timeout_s: float = 600.0  # for the ranks to agree that all have written, seconds
 
 

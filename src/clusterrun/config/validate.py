@@ -224,12 +224,28 @@ def _check_data(data: DataConfig, train: TrainConfig) -> None:
 
 
 def _check_checkpoint(checkpoint: CheckpointConfig) -> None:
-    if checkpoint.every_steps is not None:
-        _between("checkpoint.every_steps", checkpoint.every_steps, 1, 10**12)
+    for name in ("every_steps", "keep_every_steps", "max_failed_saves"):
+        value = getattr(checkpoint, name)
+        if value is not None:
+            _between(f"checkpoint.{name}", value, 1, 10**12)
+    for name in ("every_minutes", "mtbf_h"):
+        value = getattr(checkpoint, name)
+        if value is not None and not 0 < value <= 10**6:
+            raise ConfigError(f"checkpoint.{name}={value}: must be above 0 and at most 1_000_000")
+    if checkpoint.auto:
+        for name in ("every_steps", "every_minutes"):
+            if (value := getattr(checkpoint, name)) is not None:
+                raise ConfigError(
+                    f"checkpoint.auto=true with checkpoint.{name}={value}: auto chooses the distance itself; "
+                    f"use checkpoint=auto, or set checkpoint.{name}=null"
+                )
+    elif checkpoint.mtbf_h is not None:
+        raise ConfigError(f"checkpoint.mtbf_h={checkpoint.mtbf_h}: only checkpoint.auto=true uses it")
     if checkpoint.keep < 2:
         raise ConfigError(
             f"checkpoint.keep={checkpoint.keep}: keep at least 2, so that a damaged one has a predecessor"
         )
+    _between("checkpoint.keep_best", checkpoint.keep_best, 0, 10**6)
     _between("checkpoint.timeout_s", checkpoint.timeout_s, 1, 24 * 3600)
 
 

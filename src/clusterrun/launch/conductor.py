@@ -16,6 +16,7 @@ from types import FrameType
 from clusterrun import frames, process
 from clusterrun.checkpoint.store import Store
 from clusterrun.config import frozen
+from clusterrun.config.grace import save_grace_s, signal_lead_s
 from clusterrun.config.schema import Action, Executor, OnShortage, RunConfig
 from clusterrun.errors import CommandError, ExitCode
 from clusterrun.launch import exclusions
@@ -25,7 +26,6 @@ from clusterrun.launch.outcome import How, Outcome, StepEnd, judge
 from clusterrun.launch.plan import step_environment, training_argv
 from clusterrun.launch.preflight_step import Preflight, run_preflight
 from clusterrun.launch.refusals import to_exclude
-from clusterrun.launch.resources import signal_lead_s
 from clusterrun.launch.steps import Step, StepSpec
 from clusterrun.ledger import Ending, Ledger
 from clusterrun.preflight.report import NodeReport
@@ -33,8 +33,6 @@ from clusterrun.rundir import AttemptDir, RunDir
 
 _POLL_S = 0.05
 _STOP_REPEAT_S = 10.0
-# Share of cluster.signal_lead_s that the workers have for saving; the rest is for ending them and for the requeue.
-_SAVE_SHARE = 0.75
 _PORT_TRIES = 3
 _REQUEUED = (Ending.preempted, Ending.time_limit, Ending.requeued, Ending.stopped)
 
@@ -144,7 +142,7 @@ class Conductor:
                 first, last = first or now, now
                 self._say(f"got {', '.join(sorted(self._signals))}: asking the workers to save and stop")
                 step.ask_to_stop()
-            if first and now - first > _SAVE_SHARE * signal_lead_s(self._config):
+            if first and now - first > save_grace_s(self._config):
                 self._say(f"the workers did not stop within {now - first:.0f} s: ending them")
                 return
             time.sleep(_POLL_S)

@@ -19,12 +19,12 @@ import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from clusterrun import process
+from clusterrun.config.grace import signal_lead_s
 from clusterrun.config.schema import Accelerator, Executor, RunConfig
 from clusterrun.config.units import time_limit_minutes
 from clusterrun.errors import CommandError, RunError, SubmissionError
 from clusterrun.launch.conductor import Entry
 from clusterrun.launch.local_steps import processes_with
-from clusterrun.launch.resources import signal_lead_s
 from clusterrun.launch.sbatch import executor_for
 from clusterrun.rundir import RunDir, write_durably
 

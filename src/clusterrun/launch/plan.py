@@ -16,12 +16,13 @@ from typing import Any
 from clusterrun.config import frozen
 from clusterrun.config.batch import BatchSizes, batch_sizes
 from clusterrun.config.checks import made
+from clusterrun.config.grace import signal_lead_s
 from clusterrun.config.schema import Accelerator, Action, DataKind, Executor, RunConfig
 from clusterrun.config.units import time_limit_minutes
 from clusterrun.config.validate import validated
 from clusterrun.errors import ConfigError, choices, nearest
 from clusterrun.launch import exclusions
-from clusterrun.launch.resources import requested_gpus, signal_lead_s
+from clusterrun.launch.resources import requested_gpus
 from clusterrun.launch.sbatch import sbatch_text
 from clusterrun.launch.srun import srun_argv
 from clusterrun.measure import collectives

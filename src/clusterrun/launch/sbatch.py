@@ -9,9 +9,10 @@ from typing import Any
 
 from submitit.slurm.slurm import SlurmExecutor
 
+from clusterrun.config.grace import signal_lead_s
 from clusterrun.config.schema import GpuRequest, RunConfig
 from clusterrun.config.units import time_limit_minutes
-from clusterrun.launch.resources import requested_gpus, signal_lead_s
+from clusterrun.launch.resources import requested_gpus
 from clusterrun.rundir import RunDir
 
 

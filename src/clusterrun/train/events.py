@@ -8,7 +8,8 @@ Every event has ``t`` (Unix time, seconds), ``kind`` and ``rank``. Kinds and the
                 loss: mean over ranks in that step. Times: mean per step of this rank since the last step event.
                 comm_time_s: gradient communication in the last step DDP timed, null when it timed none since
     eval        step, loss, metric, value  rank 0
-    checkpoint  step, ok, path, seconds, bytes, reason   rank 0; reason: every_steps, stop, end
+    checkpoint  step, ok, path, seconds, stall_s, bytes, reason   rank 0; reason: every_steps, time, best, stop, end
+                written when the save has ended, which with async_save is later than its step
     warning     step, message              rank 0
     stopped     step, signal
     done        step, loss, metric, value, saved_step
@@ -38,7 +39,8 @@ class EventLog:
         self.step: int | None = None  # the last one written about
 
     def write(self, kind: str, **fields: Any) -> None:
-        self.step = fields.get("step", self.step)
+        if (step := fields.get("step")) is not None:
+            self.step = max(step, self.step or 0)
         line = json.dumps({"t": round(time.time(), 6), "kind": kind, "rank": self.rank, **fields}) + "\n"
         data = line.encode()
         try:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from clusterrun.checkpoint.state import Saved
 from clusterrun.errors import ConfigError
 from clusterrun.train.events import EventLog
 
@@ -55,11 +56,14 @@ class Recorder:
             self._scalar("valid/loss", loss, step)
             self._scalar(f"valid/{metric}", value, step)
 
-    def checkpoint(self, step: int, **fields: Any) -> None:
-        if self.rank == 0:
-            self.events.write("checkpoint", step=step, **fields)
-            if fields["ok"]:
-                self.say(f"step {step}  checkpoint saved in {fields['seconds']:.2f} s: {fields['path']}")
+    def checkpoint(self, saved: Saved, reason: str) -> None:
+        if self.rank != 0:
+            return
+        fields = {"ok": saved.ok, "path": saved.path, "seconds": saved.seconds, "stall_s": saved.stall_s}
+        self.events.write("checkpoint", step=saved.step, **fields, bytes=saved.bytes, reason=reason)
+        if saved.ok:
+            waited = "" if saved.stall_s == saved.seconds else f" ({saved.stall_s:.2f} s of training)"
+            self.say(f"step {saved.step}  checkpoint saved in {saved.seconds:.2f} s{waited}: {saved.path}")
 
     def warning(self, message: str) -> None:
         """Something went wrong that does not end training. Rank 0 only."""

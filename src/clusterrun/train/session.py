@@ -11,12 +11,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from clusterrun.checkpoint.cadence import Cadence, FailureRate
+from clusterrun.checkpoint.retention import Keep
 from clusterrun.checkpoint.state import Checkpointer
 from clusterrun.checkpoint.store import CheckpointInfo, Store
 from clusterrun.config import frozen
 from clusterrun.config.batch import batch_sizes
+from clusterrun.config.grace import save_grace_s
 from clusterrun.config.schema import RunConfig
 from clusterrun.errors import ConfigError
+from clusterrun.ledger import Ledger
 from clusterrun.rundir import RunDir
 from clusterrun.train import mesh, sampler, snapshot
 from clusterrun.train.data import load_data
@@ -28,6 +32,7 @@ from clusterrun.train.precision import Precision
 from clusterrun.train.recorder import Recorder
 from clusterrun.train.rng import seed_everywhere
 from clusterrun.train.sampler import Position
+from clusterrun.train.saving import Saver
 from clusterrun.train.stopping import StopFlag
 from clusterrun.train.task import load_task
 from clusterrun.train.trainer import Trainer
@@ -80,12 +85,14 @@ def make_trainer(
         store=Store(run_dir.checkpoints),
         attempt=attempt,
         config_hash=hashlib.sha256(run_dir.config.read_bytes()).hexdigest()[:16],
-        keep=config.checkpoint.keep,
+        keep=Keep.of(config.checkpoint),
         timeout_s=config.checkpoint.timeout_s,
         device=place.device,
         warn=recorder.warning,
     )
     found = checkpointer.find()
+    attempts = Ledger(run_dir.ledger).attempts() if place.rank == 0 else []  # rank 0's clock decides when to save
+    rate = FailureRate.of(config.checkpoint, attempts, place.world_size)
     resumed = _resume(found, config.seed, place, module, optimizer, precision)
     trainer = Trainer(
         config=config,
@@ -96,11 +103,19 @@ def make_trainer(
         module=module,
         optimizer=optimizer,
         precision=precision,
-        checkpointer=checkpointer,
+        saver=Saver(
+            checkpointer=checkpointer,
+            config=config.checkpoint,
+            cadence=Cadence(config.checkpoint, rate),
+            grace_s=save_grace_s(config),
+            report=recorder.checkpoint,
+            say=recorder.say,
+            warn=recorder.warning,
+            saved_step=resumed.step,
+        ),
         recorder=recorder,
         poll=Poll(flag, place.device),
         position=resumed.position,
-        saved_step=resumed.step,
     )
     recorder.start(
         step=resumed.position.step,

@@ -22,8 +22,8 @@ from clusterrun.errors import CheckpointError
 from clusterrun.train.rng import restore_rng, rng_state
 
 
-def take(model: nn.Module, optimizer: Optimizer, rank: int, device: torch.device) -> dict[str, Any]:
-    """References (not copies) to everything a checkpoint must hold as tensors."""
+def take(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """References (not copies) to all that is equal on all ranks and that a checkpoint must hold as tensors."""
     entries: dict[str, Any] = {f"model/{name}": value for name, value in model.state_dict().items()}
     for name, parameter in _optimized(model, optimizer):
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -31,8 +31,12 @@ def take(model: nn.Module, optimizer: Optimizer, rank: int, device: torch.device
                 entries[f"optim/{name}/{key}"] = value
             elif value is not None:
                 raise CheckpointError(f"optimizer state '{key}' of {name} is a {type(value).__name__}, not a tensor")
-    entries.update({f"rng/rank{rank}/{name}": value for name, value in rng_state(device).items()})
     return entries
+
+
+def take_random(rank: int, device: torch.device) -> dict[str, Any]:
+    """This rank's random generators, as they are now."""
+    return {f"rng/rank{rank}/{name}": value for name, value in rng_state(device).items()}
 
 
 def restore(model: nn.Module, optimizer: Optimizer, directory: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from clusterrun.checkpoint.state import Checkpointer
+from clusterrun.checkpoint.retention import Score
 from clusterrun.config.batch import BatchSizes
 from clusterrun.config.schema import RunConfig
 from clusterrun.train import sampler, snapshot
@@ -29,9 +29,10 @@ from clusterrun.train.precision import Precision
 from clusterrun.train.recorder import Recorder
 from clusterrun.train.rng import preserved_rng
 from clusterrun.train.sampler import Position
+from clusterrun.train.saving import Saver, State
 from clusterrun.train.stepclock import Clock, CommunicationTimer, PendingStep
 from clusterrun.train.task import Batch, Task
-from clusterrun.train.validation import Score, validate
+from clusterrun.train.validation import validate
 
 
 @dataclass
@@ -40,7 +41,6 @@ class Trainer:
 
     Attributes:
         module: the bare model on its device, with the state of ``position``.
-        saved_step: the newest step in a checkpoint, None when there is none.
     """
 
     config: RunConfig
@@ -51,11 +51,10 @@ class Trainer:
     module: nn.Module
     optimizer: Optimizer
     precision: Precision
-    checkpointer: Checkpointer
+    saver: Saver
     recorder: Recorder
     poll: Poll
     position: Position
-    saved_step: int | None
 
     def __post_init__(self) -> None:
         train = self.config.train
@@ -76,6 +75,7 @@ class Trainer:
         self._order: tuple[int, Tensor] | None = None
         self._rate: float | None = None
         self._score: Score | None = None
+        self._save_due = False  # by the clock; the ranks agreed on it
         self._begin_window()
 
     def run(self) -> Signals | None:
@@ -93,13 +93,13 @@ class Trainer:
             self._step()
             signal = self._after_step()
         if self.position.step == self.total_steps:
-            self._save("end")  # again, when the first try failed: there is no later checkpoint to wait for
+            self._save("end", last=True)  # again, when the first try failed: there is no later checkpoint to wait for
         if signal is not None:
-            self._save("stop")
+            self._save("stop", last=True)
             self.recorder.stopped(self.position.step, signal.name)
         elif self._score is not None:
             done = {"loss": self._score.loss, "metric": self.task.metric, "value": self._score.value}
-            self.recorder.done(self.position.step, **done, saved_step=self.saved_step)
+            self.recorder.done(self.position.step, **done, saved_step=self.saver.saved_step)
         return signal
 
     def warm_up(self) -> None:
@@ -157,12 +157,14 @@ class Trainer:
     def _after_step(self) -> Signals | None:
         """What is due at this step boundary. Saving comes before validation, which a resumed run repeats."""
         due = self.poll.tick()
-        step, every = self.position.step, self.config.checkpoint.every_steps
-        save = step == self.total_steps or (every is not None and step % every == 0)
+        step = self.position.step
+        end, by_steps = step == self.total_steps, self.saver.due_at(step)
         validation = self._validation_due()
-        signal = self._agree() if due or save or validation else None  # also writes the pending events before a save
-        if save:
-            self._save("end" if step == self.total_steps else "every_steps")
+        signal = None
+        if due or end or by_steps or validation:
+            signal = self._agree()  # also writes the pending events before a save
+            if end or by_steps or self._save_due:
+                self._save("end" if end else "every_steps" if by_steps else "time", last=end)
         if validation and signal is None:
             signal = self._validate()
         return signal
@@ -181,27 +183,29 @@ class Trainer:
             return score
         self._score = score
         self.recorder.evaluated(step, score.loss, self.task.metric, score.value)
+        if self.saver.would_be_among_the_best(step, score):
+            self._save("best")
         return None
 
-    def _save(self, reason: str) -> None:
-        """Save unless this step is saved already, or is 0, where a fresh start gives the same."""
-        step = self.position.step
-        if step in (0, self.saved_step):
-            return
+    def _save(self, reason: str, *, last: bool = False) -> None:
+        """Save this step, unless it is saved. ``last``: nothing may be left in the background."""
+        self.saver.save(self.position.step, reason, self._state, last=last)
+        self._forget_pause()
+
+    def _state(self) -> State:
         snapshot.share_buffers(self.module)
-        tensors = snapshot.take(self.module, self.optimizer, self.place.rank, self.place.device)
-        state = {
+        rest = {
             "epoch": self.position.epoch,
             "consumed": self.position.consumed,
             "global_batch": self.batch.global_,
             "total_steps": self.total_steps,
             "scaler": self.precision.scaler.state_dict(),
         }
-        saved = self.checkpointer.save(step, tensors, state)
-        if saved.ok:
-            self.saved_step = step
-        fields = {"ok": saved.ok, "path": saved.path, "seconds": saved.seconds, "bytes": saved.bytes}
-        self.recorder.checkpoint(step, **fields, reason=reason)
+        own = snapshot.take_random(self.place.rank, self.place.device)
+        return State(snapshot.take(self.module, self.optimizer), own, rest)
+
+    def _forget_pause(self) -> None:
+        """What was just done was no training: it counts neither for the poll nor for step times."""
         self.poll.exclude_pause()
         self._begin_window()
 
@@ -238,8 +242,8 @@ class Trainer:
 
     def _agree(self) -> Signals | None:
         """Poll, and log what was waiting for it. A stop signal that any rank received, or None."""
-        signal, losses = self.poll.agree([pending.loss for pending in self._pending])
-        for pending, loss in zip(self._pending, losses, strict=True):
+        agreed = self.poll.agree([pending.loss for pending in self._pending], self.saver.votes())
+        for pending, loss in zip(self._pending, agreed.losses, strict=True):
             step_s = self._clock.seconds(pending.start, pending.end) / pending.steps
             self.recorder.step(
                 pending.step,
@@ -253,4 +257,8 @@ class Trainer:
                 comm_time_s=pending.comm_s,
             )
         self._pending.clear()
-        return signal
+        flying = self.saver.in_flight
+        self._save_due = self.saver.heard(agreed.votes)
+        if flying and not self.saver.in_flight:
+            self._forget_pause()
+        return agreed.signal

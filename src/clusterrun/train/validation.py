@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from signal import Signals
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from clusterrun.checkpoint.retention import Score
 from clusterrun.train.data import Samples
 from clusterrun.train.mesh import Place
 from clusterrun.train.polling import Poll
@@ -16,14 +16,6 @@ from clusterrun.train.precision import Precision
 from clusterrun.train.rng import preserved_rng
 from clusterrun.train.snapshot import share_buffers
 from clusterrun.train.task import Task
-
-
-@dataclass(frozen=True)
-class Score:
-    """Mean loss, and the value of the task's metric, over all validation samples."""
-
-    loss: float
-    value: float
 
 
 def validate(
@@ -52,7 +44,7 @@ def validate(
                     sums[0] += found.loss
                     sums[1] += found.metric
                     sums[2] += found.of
-                if poll.tick() and (signal := poll.agree()[0]) is not None:
+                if poll.tick() and (signal := poll.agree().signal) is not None:
                     return signal
     finally:
         model.train(training)
