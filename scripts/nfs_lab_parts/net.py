@@ -1,0 +1,246 @@
+"""The network of scripts/nfs_lab: one namespace with a bridge, a cable per guest, and what runs in it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+LAB = Path("/run/clusterrun-nfs-lab")  # everything the lab makes lies there
+NAME = "crnfslab"
+NETNS = Path("/run/netns") / NAME
+BRIDGE = "crnfs0"
+SERVER = "10.78.0.1"
+SHUT_WR = socket.SHUT_WR
+_CLONE_NEWNET = 0x40000000
+# A token bucket smaller than any packet lets none pass. Small kernels have no netem, which could say it plainly.
+_MUTE = ["tbf", "rate", "8bit", "burst", "10b", "limit", "10b"]
+
+
+class LabError(Exception):
+    """What went wrong, in words for the user. Exit code 2: wrong machine or wrong arguments."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Cabled(Protocol):
+    @property
+    def cable(self) -> str: ...
+    @property
+    def control(self) -> str: ...
+    @property
+    def control_cable(self) -> str: ...
+
+
+def run(*argv: str, timeout: float = 30, check: bool = True, stdin: str = "") -> str:
+    """Run a command that ends by itself, and return its output."""
+    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+    try:
+        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=timeout, env=env)
+    except subprocess.TimeoutExpired:
+        raise LabError(f"no answer within {timeout:g} s: {' '.join(argv)}") from None
+    if check and done.returncode != 0:
+        why = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+        raise LabError(f"{' '.join(argv)}: {why}")
+    return done.stdout
+
+
+def run_ok(*argv: str) -> bool:
+    try:
+        run(*argv)
+    except LabError:
+        return False
+    return True
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """The end of a log, to append to an error."""
+    with contextlib.suppress(OSError):
+        text = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith(" [<")]
+        if text := text[-lines:]:  # without a dying kernel's stack
+            return "\n".join(["", f"--- end of {log}", *text])
+    return ""
+
+
+# ---------------------------------------------------------------- the namespace
+
+
+def make(guests: Sequence[Cabled]) -> None:
+    run("ip", "netns", "add", NAME)
+    lines = ["link set lo up", f"link add {BRIDGE} type bridge", f"addr add {SERVER}/24 dev {BRIDGE}"]
+    lines.append(f"link set {BRIDGE} up")
+    for guest in guests:
+        lines += [
+            f"tuntap add dev {guest.cable} mode tap",
+            f"link set {guest.cable} master {BRIDGE} up",
+            f"tuntap add dev {guest.control_cable} mode tap",
+            f"addr add {guest.control.rpartition('.')[0]}.1/24 dev {guest.control_cable}",
+            f"link set {guest.control_cable} up",
+        ]
+    run("ip", "-netns", NAME, "-batch", "-", stdin="\n".join(lines) + "\n")
+
+
+def exists(guests: Sequence[Cabled]) -> bool:
+    """False after a reboot, where /run outlives it."""
+    try:
+        with inside():
+            there = [name for _, name in socket.if_nameindex()]
+    except (OSError, LabError):
+        return False
+    return all(guest.cable in there for guest in guests)
+
+
+def remove() -> None:
+    """End everything inside, then the namespace."""
+
+    def quiet() -> bool:
+        left = pids()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
+
+    if not wait_until(quiet, 10):
+        raise LabError(f"can't end these processes: {pids()}")
+    if NETNS.exists():
+        run("ip", "netns", "delete", NAME)
+
+
+def pids() -> list[int]:
+    """Every living process inside: the server, the guests and their processes."""
+    try:
+        ours = NETNS.stat()
+    except OSError:
+        return []
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # also a zombie, which has no namespaces left
+            if entry.name.isdigit() and os.path.samestat((entry / "ns/net").stat(), ours):
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def pid_of(command: str, *arguments: str) -> int | None:
+    """The process inside that runs a command with these first arguments; the oldest, as others are its children."""
+    for pid in pids():
+        with contextlib.suppress(OSError):
+            argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            if os.path.basename(argv[0]) == command and tuple(argv[1 : 1 + len(arguments)]) == arguments:
+                return pid
+    return None
+
+
+@contextlib.contextmanager
+def inside() -> Iterator[None]:
+    """This thread's new sockets belong to the lab's network."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter(fd: int) -> None:
+        if libc.setns(fd, _CLONE_NEWNET) != 0:
+            raise LabError(f"can't enter the lab's network: {os.strerror(ctypes.get_errno())} (root is needed)")
+
+    here = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        try:
+            there = os.open(NETNS, os.O_RDONLY)
+        except FileNotFoundError:
+            raise LabError("the lab is not up") from None
+        try:
+            enter(there)
+            yield
+        finally:
+            enter(here)
+            os.close(there)
+    finally:
+        os.close(here)
+
+
+def connect(address: str, port: int, timeout: float) -> socket.socket:
+    """A connection into the lab that notices a dead guest within half a minute."""
+    try:
+        with inside():
+            connection = socket.create_connection((address, port), timeout)
+    except OSError as error:
+        raise LabError(f"no answer from {address}:{port}: {error}") from None
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
+        connection.setsockopt(socket.IPPROTO_TCP, option, 5)
+    return connection
+
+
+def connects(address: str, port: int) -> bool:
+    try:
+        connect(address, port, 1).close()
+    except LabError:
+        return False
+    return True
+
+
+def start(log: Path, *argv: str, env: dict[str, str] | None = None, wait: bool = False) -> None:
+    """Start a program inside. With ``wait`` it detaches itself, and its first process must end well.
+
+    It gets no pipe of ours, or whoever reads our output would wait for it, and a session of its own, so that a Ctrl-C
+    meant for us passes it by.
+    """
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            ["nsenter", f"--net={NETNS}", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **(env or {})},
+            start_new_session=True,
+        )
+    if wait:
+        try:
+            code = process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise LabError(f"{argv[0]} didn't start within 30 s{tail(log)}") from None
+        if code != 0:
+            raise LabError(f"{argv[0]} didn't start (exit code {code}){tail(log)}")
+
+
+# ---------------------------------------------------------------- cables
+
+
+def pull(cable: str) -> None:
+    run("ip", "-netns", NAME, "link", "set", cable, "down")
+
+
+def plug(cable: str) -> None:
+    run("ip", "-netns", NAME, "link", "set", cable, "up")
+
+
+def mute(cable: str) -> None:
+    run("tc", "-netns", NAME, "qdisc", "replace", "dev", cable, "root", *_MUTE)
+
+
+def unmute(cable: str) -> None:
+    run("tc", "-netns", NAME, "qdisc", "delete", "dev", cable, "root", check=False)  # fails where there is nothing
+
+
+def cable_state(cable: str) -> str:
+    """up, down (pulled) or muted."""
+    if "tbf" in run("tc", "-netns", NAME, "qdisc", "show", "dev", cable, check=False):
+        return "muted"
+    return "up" if "state UP" in run("ip", "-netns", NAME, "link", "show", cable, check=False) else "down"

@@ -1,0 +1,96 @@
+"""The NFS server of scripts/nfs_lab and what it exports: nfs-ganesha over two memory disks and one with a quota."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from nfs_lab_parts import net
+from nfs_lab_parts.net import LAB, LabError, run, wait_until
+
+EXPORTS = ("main", "small", "quota")
+SMALL_MB, QUOTA_MB, QUOTA_DISK_MB = 16, 8, 128
+_CONF, _LOG = LAB / "ganesha.conf", LAB / "ganesha.log"
+
+_GANESHA = """\
+# Written by scripts/nfs_lab; changes are lost.
+NFS_CORE_PARAM {{
+    Protocols = 4;
+    Bind_addr = {server};
+    Enable_UDP = false;
+    Enable_RQUOTA = false;
+    Enable_NLM = false;
+}}
+NFS_KRB5 {{ Active_krb5 = false; }}
+NFSv4 {{
+    Minor_Versions = 1, 2;
+    RecoveryRoot = {lab}/recovery;
+    Lease_Lifetime = 10;
+    {grace}
+    Allow_Numeric_Owners = true;
+    Only_Numeric_Owners = true;
+}}
+LOG {{ Default_Log_Level = EVENT; }}
+"""
+_EXPORT = """\
+EXPORT {{
+    Export_Id = {number};
+    Path = {path};
+    Pseudo = /{name};
+    Access_Type = RW;
+    Squash = No_root_squash;
+    SecType = sys;
+    Filesystem_id = {number}.{number};
+    FSAL {{ Name = VFS; }}
+}}
+"""
+
+
+def path_of(name: str) -> Path:
+    """Where the export lies on this machine."""
+    return LAB / "exports" / name
+
+
+def make(space_mb: int, grace_s: int) -> None:
+    """The file systems and the server's configuration. Sizes in MiB; 0 seconds of grace means none."""
+    grace = f"Grace_Period = {grace_s};" if grace_s else "Graceless = true;"
+    text = _GANESHA.format(lab=LAB, server=net.SERVER, grace=grace)
+    for number, name in enumerate(EXPORTS, start=1):
+        text += _EXPORT.format(number=number, name=name, path=path_of(name))
+        path_of(name).mkdir(parents=True)
+    _CONF.write_text(text)
+    for name, size_mb in (("main", space_mb), ("small", SMALL_MB)):
+        run("mount", "-t", "tmpfs", "-o", f"size={size_mb}m,mode=1777", f"nfslab-{name}", str(path_of(name)))
+    image, disk = LAB / "quota.img", path_of("quota")
+    with image.open("wb") as file:
+        file.truncate(QUOTA_DISK_MB * 2**20)
+    run("mkfs.btrfs", "--quiet", "--mixed", str(image))  # the one file system whose quotas need no kernel option
+    run("mount", "-o", "loop", str(image), str(disk))
+    run("btrfs", "quota", "enable", str(disk))
+    run("btrfs", "qgroup", "limit", f"{QUOTA_MB}M", str(disk))
+    disk.chmod(0o1777)
+
+
+def start() -> None:
+    if pid() is None:
+        (LAB / "recovery").mkdir(exist_ok=True)
+        net.start(_LOG, "ganesha.nfsd", "-f", str(_CONF), "-L", str(_LOG), "-p", f"{LAB}/ganesha.pid", wait=True)
+    if not wait_until(answers, 15):
+        raise LabError(f"the NFS server doesn't answer{net.tail(_LOG)}")
+
+
+def stop() -> None:
+    """As a power cut would: at once, with nothing said to the clients."""
+    if running := pid():
+        os.kill(running, signal.SIGKILL)
+    if not wait_until(lambda: pid() is None, 10):
+        raise LabError(f"the NFS server (pid {running}) doesn't end")
+
+
+def pid() -> int | None:
+    return net.pid_of("ganesha.nfsd", "-f", str(_CONF))
+
+
+def answers() -> bool:
+    return net.connects(net.SERVER, 2049)
