@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import errno
 import io
 import os
 import pickle
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 from clusterrun.checkpoint import dcp
 from clusterrun.checkpoint.manifest import MANIFEST
@@ -24,6 +21,7 @@ from clusterrun.checkpoint.retention import Keep
 from clusterrun.checkpoint.state import Checkpointer, Saved
 from clusterrun.checkpoint.store import Store
 from clusterrun.errors import CheckpointError
+from ranks import both, leftovers, run_ranks
 
 TIMEOUT_S = 3.0
 WRONG: list[str] = []
@@ -133,41 +131,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path, alone: None) -> N
     assert (tmp_path / "__0_0.distcp").read_text() == "precious"
 
 
-# Several ranks. The scenarios below run one after the other in the same processes, which take seconds to start.
-
-
-def start(rank: int, world_size: int, port: int, directory: Path, names: list[str]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=world_size,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    for name in names:
-        try:
-            globals()[name](rank, directory / name)
-        except BaseException as error:
-            raise AssertionError(f"{name} on rank {rank}") from error
-    dist.destroy_process_group()
-
-
-def run_ranks(world_size: int, directory: Path, names: list[str]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    spawn(start, args=(world_size, port, directory, names), nprocs=world_size)  # type: ignore[no-untyped-call]
-
-
-def both(value: Any) -> list[Any]:
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def leftovers(directory: Path) -> list[str]:
-    return sorted(name for name in os.listdir(directory) if name.startswith("."))
+# Several ranks.
 
 
 def save_and_find(rank: int, directory: Path) -> None:
@@ -284,15 +248,15 @@ def none_is_valid(rank: int, directory: Path) -> None:
 
 
 def test_scenarios(tmp_path: Path) -> None:
-    names = [
-        "save_and_find",
-        "disk_full_on_one_rank",
-        "publishing_fails",
-        "the_newest_is_damaged",
-        "none_is_valid",
-        "one_rank_is_too_slow",
+    scenarios = [
+        save_and_find,
+        disk_full_on_one_rank,
+        publishing_fails,
+        the_newest_is_damaged,
+        none_is_valid,
+        one_rank_is_too_slow,
     ]
-    run_ranks(3, tmp_path, names)
+    run_ranks(3, tmp_path, scenarios)
 
 
 def a_rank_dies_while_saving(rank: int, directory: Path) -> None:
@@ -307,4 +271,4 @@ def a_rank_dies_while_saving(rank: int, directory: Path) -> None:
 
 
 def test_a_dead_rank_does_not_hang_the_others(tmp_path: Path) -> None:
-    run_ranks(2, tmp_path, ["a_rank_dies_while_saving"])
+    run_ranks(2, tmp_path, [a_rank_dies_while_saving])
