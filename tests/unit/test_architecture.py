@@ -137,5 +137,7 @@ def test_one_owner_of_every_path() -> None:
     """No module but the run directory and the checkpoint store spells a file name of theirs."""
     owners = {"clusterrun.rundir", "clusterrun.checkpoint.store", "clusterrun.checkpoint.manifest"}
     found = {_module(file): _strings(ast.parse(file.read_text())) & set(OWNED_NAMES) for file in FILES}
-    assert {module: names for module, names in found.items() if names and module not in owners} == {}
+    verb = {"clusterrun.cli.checkpoints": {"checkpoints"}, "clusterrun.cli.verbs": {"checkpoints"}}  # not the directory
+    others = {module: names - verb.get(module, set()) for module, names in found.items() if module not in owners}
+    assert {module: names for module, names in others.items() if names} == {}
     assert found["clusterrun.rundir"] >= set(OWNED_NAMES) - {"LATEST"}

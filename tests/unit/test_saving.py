@@ -24,7 +24,7 @@ from clusterrun.errors import CheckpointError
 from clusterrun.train.saving import Saver, State
 from ranks import both, leftovers, run_ranks
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 2.0
 
 
 class Loop:

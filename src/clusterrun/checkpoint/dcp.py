@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -82,6 +82,12 @@ def _without_crc32() -> Generator[None, None, None]:
         yield
     finally:
         set_crc32_options(before)
+
+
+def objects(directory: Path) -> list[str]:
+    """Keys of the entries that are no tensors."""
+    entries = _Reader(directory).read_metadata().state_dict_metadata
+    return [key for key, entry in entries.items() if isinstance(entry, BytesStorageMetadata)]
 
 
 class _HashedFiles(FileSystem):

@@ -32,6 +32,7 @@ _BAD = re.compile(r"\.bad-step-\d{8,}-[0-9a-f]+")
 _TRASH = re.compile(r"\.trash-step-\d{8,}-[0-9a-f]+")
 
 Warn = Callable[[str], None]
+StepsAndPaths = list[tuple[int, Path]]
 Strings = list[str]  # named here, since inside the class ``list`` is the method
 
 
@@ -88,6 +89,11 @@ class Store:
     def has_remains(self) -> bool:
         """Whether checkpoints exist or were set aside, valid or not: then a run must not begin again from step 0."""
         return any(_STEP.fullmatch(name) or _BAD.fullmatch(name) for name in self._names())
+
+    def set_aside_before(self) -> StepsAndPaths:
+        """Checkpoints that were found invalid and renamed, newest step first."""
+        found = [(int(name.split("-")[2]), self.directory / name) for name in self._names() if _BAD.fullmatch(name)]
+        return sorted(found, reverse=True)
 
     def looks_whole(self, info: CheckpointInfo) -> bool:
         """A cheap check without reading the files: manifest intact, all files there with the right size."""

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-VERBS = ("bench", "nodes", "plan", "preflight", "resume", "topo")
+VERBS = ("bench", "checkpoints", "export", "nodes", "plan", "preflight", "resume", "topo")
