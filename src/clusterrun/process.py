@@ -16,8 +16,8 @@ from clusterrun.errors import CommandError
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def run(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> str:
-    """Run to the end and return what was printed on standard output.
+def run(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, errors: bool = False) -> str:
+    """Run to the end and return what was printed on standard output; with ``errors`` also on standard error.
 
     Raises:
         CommandError: not found, non-zero exit (the message holds the last lines it printed), or over time.
@@ -45,7 +45,7 @@ def run(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None 
             output=done.stdout + done.stderr,
             returncode=done.returncode,
         )
-    return done.stdout
+    return done.stdout + done.stderr if errors else done.stdout
 
 
 def start(

@@ -21,6 +21,10 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="for machines")
     options, overrides = parser.parse_known_args(argv)
+    from clusterrun.cli.sweeping import is_sweep, show_plan
+
+    if is_sweep(overrides):
+        return show_plan(overrides, options.json)
 
     def show(config: RunConfig) -> int:
         from clusterrun.launch.plan import plan_next

@@ -24,7 +24,9 @@ def main(argv: list[str]) -> int:
                 '--shell-completion query: shells ask this; set up with: eval "$(clusterrun -sc install=bash)"'
             )
         os.environ["COMP_LINE"] = re.sub(rf"^(\S+\s+)(?:{'|'.join(VERBS)})\s+", r"\1", typed)
-    return over_configs(argv, _submit_one)
+    from clusterrun.cli.sweeping import is_sweep, run_sweep
+
+    return run_sweep(argv) if is_sweep(argv) else over_configs(argv, _submit_one)
 
 
 def _submit_one(config: RunConfig) -> int:

@@ -107,7 +107,7 @@ def run_hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) 
     composed: list[DictConfig] = []
 
     def collect(config: DictConfig) -> None:
-        _name_cluster(config, HydraConfig.get().runtime.choices["cluster"])
+        name_cluster(config, HydraConfig.get().runtime.choices["cluster"])
         composed.append(config)
 
     saved = sys.argv
@@ -123,7 +123,7 @@ def run_hydra_app(arguments: Sequence[str], task: Callable[[DictConfig], None]) 
         task(config)
 
 
-def _name_cluster(config: DictConfig, choice: str) -> None:
+def name_cluster(config: DictConfig, choice: str) -> None:
     """A cluster's YAML need not repeat the name that its file has."""
     if not config.cluster.name:
         config.cluster.name = choice.rpartition("/")[2]
@@ -156,7 +156,7 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
     except _HYDRA_ERRORS as error:
         raise explain(error) from None
     chosen = [item.partition("=")[2] for item in items if item.startswith("cluster=")]
-    _name_cluster(composed, chosen[-1] if chosen else DEFAULT_CLUSTER)
+    name_cluster(composed, chosen[-1] if chosen else DEFAULT_CLUSTER)
     return to_run_config(composed)
 
 

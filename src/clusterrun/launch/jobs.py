@@ -126,21 +126,32 @@ def how_to_cancel(job: Job) -> str:
     return f"scancel {job.job_id}" if job.executor == Executor.slurm.value else f"kill {job.job_id}"
 
 
-def _submit_slurm(run: RunDir, config: RunConfig, excluded: Sequence[str]) -> Job:
+@contextlib.contextmanager
+def sbatch_explained() -> Iterator[None]:
+    """Around a submission by submitit: what sbatch says against it becomes one clear line.
+
+    Raises:
+        SubmissionError: there is no sbatch here, or it refused.
+    """
     if shutil.which("sbatch") is None:
         raise SubmissionError(
             "sbatch: command not found on this machine; submit from a login node of the cluster, "
             "rehearse with scripts/slurm_lab, or run here with cluster=laptop"
         )
-    executor = executor_for(config, run, excluded)
     words = io.StringIO()
     try:
         # Inside another job or step SLURM_* would act as options of sbatch (a known cause of wrong CPU bindings).
         with submitit.helpers.clean_env(), contextlib.redirect_stderr(words):
-            job = executor.submit(Entry(str(run.root)))
+            yield
     except (FailedJobError, FailedSubmissionError) as error:
         said = (words.getvalue().strip() or str(error)).replace("sbatch: error: ", "").splitlines()
         raise SubmissionError(f"sbatch refused: {' / '.join(line for line in said if line)}") from None
+
+
+def _submit_slurm(run: RunDir, config: RunConfig, excluded: Sequence[str]) -> Job:
+    executor = executor_for(config, run, excluded)
+    with sbatch_explained():
+        job = executor.submit(Entry(str(run.root)))
     shutil.copyfile(job.paths.submission_file, run.submission)
     return Job(Executor.slurm.value, str(job.job_id), str(run.root), run.id, os.getcwd(), time.time())
 

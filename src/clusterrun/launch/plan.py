@@ -27,7 +27,7 @@ from clusterrun.launch.sbatch import sbatch_text
 from clusterrun.launch.srun import srun_argv
 from clusterrun.measure import collectives
 from clusterrun.measure.groups import BENCH_GROUPS, bench_phases
-from clusterrun.rundir import RUNS, RunDir
+from clusterrun.rundir import RUNS, RunDir, SweepDir
 from clusterrun.train.builtin import BUILTINS, TOKENS, VECTORS, check_task_args
 
 SEEN_AT_START = "<address>:<port>"  # chosen by preflight on the nodes
@@ -107,8 +107,12 @@ def _ordered(value: Any) -> Any:
     return value
 
 
-def make_plan(config: RunConfig, run_id: str | None = None, excluded: Sequence[str] = ()) -> Plan:
+def make_plan(
+    config: RunConfig, run_id: str | None = None, excluded: Sequence[str] = (), sweep: SweepDir | None = None
+) -> Plan:
     """The plan of a configuration, under the given run id, without the nodes that preflight refused before.
+
+    ``sweep``: it is a point of this one, and lives there. The script is then the sweep's to make, one for many.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -117,7 +121,8 @@ def make_plan(config: RunConfig, run_id: str | None = None, excluded: Sequence[s
     cluster, train = config.cluster, config.train
     check_task(config)
     check_bench(config)
-    run = RunDir(Path(cluster.shared_dir) / RUNS / (run_id or base_run_id(config)))
+    name = run_id or base_run_id(config)
+    run = sweep.run(name) if sweep else RunDir(Path(cluster.shared_dir) / RUNS / name)
     slurm = cluster.executor is Executor.slurm
     nodes = [f"<node{i}>" for i in range(cluster.nodes)]
     everywhere = [f"<node{i}>" for i in range(cluster.nodes + cluster.spare_nodes)]
@@ -145,7 +150,7 @@ def make_plan(config: RunConfig, run_id: str | None = None, excluded: Sequence[s
         preflight_argv=tuple(srun_argv(everywhere, preflight, cluster) if slurm else preflight),
         training_argv=tuple(srun_argv(nodes, training, cluster) if slurm else training),
         environment=step_environment(config),
-        sbatch=sbatch_text(config, run, excluded) if slurm else None,
+        sbatch=sbatch_text(config, run, excluded) if slurm and sweep is None else None,
         excluded=tuple(excluded),
         after_signal="save and requeue" if config.recovery.requeue else "save and stop",
     )

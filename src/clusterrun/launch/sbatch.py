@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from submitit.slurm.slurm import SlurmExecutor
@@ -23,19 +24,29 @@ class PlanningExecutor(SlurmExecutor):
     def affinity(cls) -> int:
         return 2
 
-    def text(self) -> str:
-        """The script for one job."""
-        return str(self._make_submission_file_text(self._submitit_command_str, uid=""))
+    def text(self, tasks: int = 1) -> str:
+        """The script for one job, or for an array of several, as submitit will submit it."""
+        if tasks == 1:
+            return str(self._make_submission_file_text(self._submitit_command_str, uid=""))
+        array = PlanningExecutor(folder=self.folder)
+        array.update_parameters(**self.parameters)
+        array.parameters["map_count"] = tasks  # as submitit does it
+        return str(array._make_submission_file_text(self._submitit_command_str, uid=""))
 
 
 def executor_for(config: RunConfig, run: RunDir, excluded: Sequence[str] = ()) -> PlanningExecutor:
-    """A submitit executor set up for one run.
+    """A submitit executor set up for one run."""
+    return executor_with(parameters_for(config, run.id, excluded), run.submitit)
+
+
+def executor_with(parameters: dict[str, Any], folder: Path) -> PlanningExecutor:
+    """A submitit executor whose pickles and logs are in ``folder``.
 
     ``use_srun=False`` and ``exec``: one Python on the batch host takes the place of the batch shell, because
     ``--signal=B:`` reaches only that shell and a bash that waits for a child dies of it. Steps are started from there.
     """
-    executor = PlanningExecutor(folder=run.submitit, python="exec " + shlex.quote(sys.executable))
-    executor.update_parameters(**_parameters(config, run, excluded))
+    executor = PlanningExecutor(folder=folder, python="exec " + shlex.quote(sys.executable))
+    executor.update_parameters(**parameters)
     return executor
 
 
@@ -44,7 +55,8 @@ def sbatch_text(config: RunConfig, run: RunDir, excluded: Sequence[str] = ()) ->
     return executor_for(config, run, excluded).text()
 
 
-def _parameters(config: RunConfig, run: RunDir, excluded: Sequence[str]) -> dict[str, Any]:
+def parameters_for(config: RunConfig, job_name: str, excluded: Sequence[str]) -> dict[str, Any]:
+    """What submitit is told of a job: equal for two points of a sweep when one script serves both."""
     cluster, slurm = config.cluster, config.cluster.slurm
     extra: dict[str, Any] = {
         "signal": f"B:USR2@{signal_lead_s(config)}",
@@ -66,7 +78,7 @@ def _parameters(config: RunConfig, run: RunDir, excluded: Sequence[str]) -> dict
         {str(k).lstrip("-").replace("-", "_"): v for k, v in slurm.extra.items() if v is not None and v is not False}
     )
     parameters: dict[str, Any] = {
-        "job_name": run.id,
+        "job_name": job_name,
         "nodes": cluster.nodes + cluster.spare_nodes,
         "ntasks_per_node": 1,
         "cpus_per_task": cluster.nproc_per_node * cluster.cpus_per_proc,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from clusterrun.rundir import RunDir
@@ -91,3 +92,17 @@ class Progress:
         if not (self.total_steps and self.samples_per_s and self.global_batch):
             return None
         return (self.total_steps - self.step) * self.global_batch / self.samples_per_s
+
+
+def objective(run: RunDir, what: str) -> float | None:
+    """What a sweeper wants to know of a finished run: ``loss`` or ``metric`` of its last validation, ``samples_per_s``.
+
+    None when the run has not got that far.
+    """
+    records = EventTail(run).new()
+    if what == "samples_per_s":
+        rates = [record["samples_per_s"] for record in records if record["kind"] == "step"]
+        return median(rates) if rates else None
+    field = "value" if what == "metric" else what
+    results = [record[field] for record in records if record["kind"] in ("eval", "done")]
+    return float(results[-1]) if results and results[-1] is not None else None

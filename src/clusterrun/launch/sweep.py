@@ -1,0 +1,290 @@
+"""Submit a sweep: one Slurm array per resource shape, each point's directory written before anything is submitted.
+
+What a killed submission leaves behind is safe to submit again. A job starts its point only when the point's
+``job.json`` names that very job, which is written after sbatch has answered: so a point never has two conductors, and
+a job that nobody wrote down ends by itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import submitit
+import yaml  # type: ignore[import-untyped]
+
+from clusterrun import process
+from clusterrun.config.schema import Executor
+from clusterrun.errors import ClusterrunError, CommandError, RunError, SubmissionError
+from clusterrun.launch import jobs
+from clusterrun.launch.conductor import Entry
+from clusterrun.launch.jobs import Job, JobState, sbatch_explained
+from clusterrun.launch.sbatch import executor_with
+from clusterrun.launch.submit import check_place, write_decided
+from clusterrun.launch.sweep_plan import PlannedPoint, Shape, SweepPlan, shapes_of
+from clusterrun.ledger import Ending, Ledger
+from clusterrun.rundir import RunDir, SweepDir, make_private, write_durably
+
+_SCONTROL_TIMEOUT_S = 30.0
+_TEST_ONLY_TIMEOUT_S = 10.0
+# How long a started job waits to be written down: longer than a submission of thousands of points takes.
+_RECORDED_WITHIN_S = 120.0
+_POLL_S = 0.5
+
+
+class Standing(Enum):
+    """Where a point is."""
+
+    new = "new"
+    pending = "pending"
+    running = "running"
+    done = "done"
+    stopped = "stopped"  # goes on from its newest checkpoint when submitted again
+    failed = "failed"
+    unknown = "unknown"  # the scheduler could not be asked
+
+
+@dataclass(frozen=True)
+class PlacedPoint:
+    """A point after submission."""
+
+    point: PlannedPoint
+    standing: Standing  # before this submission
+    job: Job | None = None  # of this submission; None: nothing was to do, it waits its turn, or it was refused
+    starts: str | None = None  # expected start, as sbatch --test-only said
+    error: str | None = None  # why it could not be submitted
+    attempts_before: int = 0
+
+    @property
+    def submits(self) -> bool:
+        """Whether it needs a job."""
+        return self.standing in (Standing.new, Standing.stopped, Standing.failed)
+
+
+class PointEntry(Entry):
+    """What an array's task runs: its point, once that names this very job as its own."""
+
+    def __call__(self) -> None:
+        own = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}" if _in_array() else None
+        own = own or os.environ["SLURM_JOB_ID"]
+        run, end = RunDir(Path(self.run_dir)), time.monotonic() + _RECORDED_WITHIN_S
+        while True:
+            with suppress(RunError):
+                recorded = Job.of(run).job_id
+                if recorded == own:
+                    break
+            if time.monotonic() > end:
+                raise SystemExit(f"{run.root}: job {own} was never written down as this run's; not starting it")
+            time.sleep(_POLL_S)
+        super().__call__()
+
+
+def _in_array() -> bool:
+    return "SLURM_ARRAY_TASK_ID" in os.environ and "SLURM_ARRAY_JOB_ID" in os.environ
+
+
+def standings(points: Sequence[PlannedPoint | RunDir]) -> list[Standing]:
+    """Where each point is, by its ledger and one question to the scheduler."""
+    runs = [point if isinstance(point, RunDir) else point.run for point in points]
+    found: list[Standing | Job] = [_by_ledger(run) for run in runs]
+    asked = jobs.states_of([item for item in found if isinstance(item, Job)])
+    return [
+        item if isinstance(item, Standing) else _by_job(run, asked[item.job_id][0])
+        for run, item in zip(runs, found, strict=True)
+    ]
+
+
+def _by_ledger(run: RunDir) -> Standing | Job:
+    """What the ledger alone tells, or the job to ask about."""
+    attempts = Ledger(run.ledger).attempts()
+    if attempts and attempts[-1].ending is Ending.done:
+        return Standing.done
+    if not run.job.exists():
+        return _stopped_or_failed(run) if attempts else Standing.new
+    return Job.of(run)
+
+
+def _by_job(run: RunDir, state: JobState) -> Standing:
+    if state is JobState.ended:
+        return _stopped_or_failed(run)
+    return {JobState.pending: Standing.pending, JobState.running: Standing.running}.get(state, Standing.unknown)
+
+
+_STOPPED = {Ending.preempted, Ending.time_limit, Ending.requeued, Ending.stopped, Ending.cancelled, Ending.killed}
+
+
+def _stopped_or_failed(run: RunDir) -> Standing:
+    attempts = Ledger(run.ledger).attempts()
+    return Standing.stopped if not attempts or attempts[-1].ending in _STOPPED else Standing.failed
+
+
+def submit_sweep(plan: SweepPlan, about: dict[str, Any], expected_starts: bool = True) -> list[PlacedPoint]:
+    """Write every point down and submit what has to run on Slurm. Points on this machine are left to ``LocalQueue``.
+
+    ``about``: for sweep.yaml, how the sweep was asked for. Done and living points are passed over; stopped and failed
+    ones go on from their newest checkpoint. A shape that is refused hides no other.
+
+    Raises:
+        ClusterrunError: nothing could be submitted at all.
+    """
+    for config in {repr(p.config.cluster): p.config for p in plan.points}.values():
+        check_place(config)
+    plan.sweep.make()
+    with _alone(plan.sweep):
+        write_sweep(plan, about)
+        placed = [
+            PlacedPoint(point, standing, attempts_before=len(Ledger(point.run.ledger).attempts()))
+            for point, standing in zip(plan.points, standings(plan.points), strict=True)
+        ]
+        _write_points(plan.sweep, [p.point for p in placed if p.submits])
+        to_do = [p.point for p in placed if p.submits and p.point.on_slurm]
+        done: dict[str, PlacedPoint] = {}
+        for shape in shapes_of(plan.sweep, to_do):
+            starts = expected_start(shape, plan.sweep) if expected_starts else None
+            for part in _parts(shape, max_array_size() if len(shape.points) > 1 else 1):
+                try:
+                    sent = _submit_array(plan.sweep, part)
+                except ClusterrunError as error:
+                    done.update({p.run.id: _refused(p, str(error)) for p in part.points})
+                else:
+                    done.update({p.run.id: _sent(p, job, starts) for p, job in zip(part.points, sent, strict=True)})
+    if to_do and all(p.error for p in done.values()) and len(to_do) == len(placed):
+        raise SubmissionError(next(p.error for p in done.values() if p.error) or "refused")
+    return [
+        replace(done[p.point.run.id], standing=p.standing, attempts_before=p.attempts_before)
+        if p.point.run.id in done
+        else p
+        for p in placed
+    ]
+
+
+def _refused(point: PlannedPoint, error: str) -> PlacedPoint:
+    return PlacedPoint(point, Standing.new, error=error)
+
+
+def _sent(point: PlannedPoint, job: Job, starts: str | None) -> PlacedPoint:
+    return PlacedPoint(point, Standing.new, job=job, starts=starts)
+
+
+def _write_points(sweep: SweepDir, points: Sequence[PlannedPoint]) -> None:
+    """Run directories, as far as they are not there: a killed submission may have made some."""
+    texts = {p.run.id: shape.text(sweep) for shape in shapes_of(sweep, points) for p in shape.points}
+    for point in points:
+        run = point.run
+        for part in (run.root, run.attempts, run.checkpoints, run.submitit):
+            make_private(part)
+        if not run.config.exists() or not run.plan.exists():
+            write_decided(run, point.config, replace(point.plan, sbatch=texts.get(run.id)))
+
+
+def _submit_array(sweep: SweepDir, shape: Shape) -> list[Job]:
+    """One sbatch. Raises SubmissionError."""
+    executor = executor_with(shape.parameters, sweep.submitit)
+    with sbatch_explained():
+        sent = executor.submit_array([PointEntry(str(p.run.root)) for p in shape.points])
+    script = sweep.submissions / f"{str(sent[0].job_id).partition('_')[0]}.sh"
+    script.write_text(sent[0].paths.submission_file.read_text())
+    found = []
+    for point, task in zip(shape.points, sent, strict=True):
+        job = Job(Executor.slurm.value, str(task.job_id), str(point.run.root), sweep.id, os.getcwd(), time.time())
+        _link(point.run.submission, script)
+        for stream in (task.paths.stdout, task.paths.stderr):
+            _link(point.run.submitit / stream.name, stream)
+        job.write(point.run)
+        found.append(job)
+    return found
+
+
+def _link(name: Path, target: Path) -> None:
+    """A relative link, in place of what was there."""
+    name.unlink(missing_ok=True)
+    name.symlink_to(os.path.relpath(target, name.parent))
+
+
+def _parts(shape: Shape, size: int) -> list[Shape]:
+    return [replace(shape, points=shape.points[i : i + size]) for i in range(0, len(shape.points), size)]
+
+
+def max_array_size() -> int:
+    """How many tasks an array of this site may have (MaxArraySize is one more than the largest index)."""
+    try:
+        shown = process.run(["scontrol", "show", "config"], timeout_s=_SCONTROL_TIMEOUT_S)
+    except CommandError:  # no scontrol on this login node: Slurm's default
+        shown = ""
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown, re.MULTILINE)
+    return max(1, int(match.group(1)) if match else 1001)
+
+
+def expected_start(shape: Shape, sweep: SweepDir) -> str | None:
+    """When the first of a shape could start, as ``sbatch --test-only`` has it; None where the site does not say.
+
+    Local time as Slurm prints it, 2026-12-02T14:54:40. It submits nothing.
+    """
+    with tempfile.TemporaryDirectory(prefix="clusterrun-") as scratch:
+        script = Path(scratch) / "test.sh"
+        script.write_text(shape.text(sweep))
+        try:
+            with submitit.helpers.clean_env():
+                said = process.run(["sbatch", "--test-only", str(script)], timeout_s=_TEST_ONLY_TIMEOUT_S, errors=True)
+        except CommandError:
+            return None
+    match = re.search(r"to start at (\S+)", said)
+    return match.group(1) if match else None
+
+
+@contextmanager
+def _alone(sweep: SweepDir) -> Iterator[None]:
+    """One submission of a sweep at a time; the lock ends with its process."""
+    fd = os.open(sweep.lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{sweep.id}: is being submitted by another process at this moment; wait for it") from None
+        except OSError:  # a file system without locks; job.json still gives each point one job
+            pass
+        yield
+    finally:
+        os.close(fd)
+
+
+def write_sweep(plan: SweepPlan, about: dict[str, Any]) -> None:
+    """sweep.yaml: how it was asked for, and every point it has had."""
+    known = {point["run"]: point for point in read_sweep(plan.sweep)["points"]} if plan.sweep.sweep.exists() else {}
+    known.update({p.run.id: {"run": p.run.id, "overrides": list(p.overrides)} for p in plan.points})
+    value = {
+        "id": plan.sweep.id,
+        **about,
+        "submitted": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "workdir": os.getcwd(),
+        "points": list(known.values()),
+    }
+    write_durably(plan.sweep.sweep, yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=1000))
+
+
+def read_sweep(sweep: SweepDir) -> dict[str, Any]:
+    """What ``write_sweep`` wrote. Raises RunError when it is not a sweep."""
+    try:
+        value = yaml.safe_load(sweep.sweep.read_text(encoding="utf-8"))
+        if not isinstance(value, dict) or not all(isinstance(p["run"], str) for p in value["points"]):
+            raise ValueError("no points")
+    except FileNotFoundError:
+        raise RunError(f"{sweep.root}: not a sweep (no {sweep.sweep.name} in it)") from None
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, OSError) as error:
+        raise RunError(f"{sweep.sweep}: can't be read as a sweep: {str(error).splitlines()[0]}") from None
+    return value
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """The command as one would type it again."""
+    return shlex.join(["clusterrun", *argv])
