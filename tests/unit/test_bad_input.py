@@ -204,7 +204,7 @@ def test_a_sweep_reports_each_wrong_point(clusterrun_here: Run) -> None:
     ended = clusterrun_here("plan", "-m", "cluster.nodes=1,0,-2")
     assert ended.code == 2
     assert [line.split(":")[1] for line in ended.stderr.splitlines()] == [" cluster.nodes=0", " cluster.nodes=-2"]
-    assert "world size 2" in ended.stdout  # of the point that is right
+    assert "1 x 2" in ended.stdout  # of the point that is right
 
 
 def test_shared_dir_with_a_file_in_the_way(clusterrun_here: Run, place: Path) -> None:

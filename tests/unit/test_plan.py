@@ -287,9 +287,9 @@ class TestHydrasOwn:
     def test_multirun(self, flag: str, clusterrun_cli: Run) -> None:
         ended = clusterrun_cli("plan", flag, "cluster.nodes=1,2")
         assert ended.code == 0, ended.stderr
-        assert re.findall(r"world size (\d)", ended.stdout) == ["2", "4"]
-        ids = re.findall(r"^run +(\S+)$", ended.stdout, flags=re.MULTILINE)
-        assert len(set(ids)) == 2
+        rows = re.findall(r"^nodes=(\d) +(\S+) +to submit +(\d) x 2", ended.stdout, flags=re.MULTILINE)
+        assert [(nodes, planned) for nodes, _, planned in rows] == [("1", "1"), ("2", "2")]
+        assert len({run for _, run, _ in rows}) == 2
 
     @pytest.mark.parametrize(
         ("typed", "expected"),

@@ -170,7 +170,7 @@ def _say_head(plan: SweepPlan, console: Console) -> None:
 def _say_wrong(plan: SweepPlan) -> int:
     """Points that can't run, each with its own reason. Returns the exit code."""
     for point in plan.wrong:
-        print(f"clusterrun: point {' '.join(point.overrides)}: {point.error}", file=sys.stderr)
+        print(f"clusterrun: {point.error} (point {' '.join(point.overrides)})", file=sys.stderr)
     return max((int(point.error.exit_code) for point in plan.wrong if point.error), default=0)
 
 
