@@ -61,6 +61,12 @@ def interface_of(address: str) -> str | None:
     return next((name for name, own in interfaces().items() if own == address), None)
 
 
+def socket_environment(address: str) -> dict[str, str]:
+    """Variables that point Gloo and NCCL's sockets at the interface of an address of this host."""
+    name = interface_of(address)
+    return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+
+
 def is_free(address: str, port: int) -> bool:
     """Whether a listener could be opened right now on this port, on every address (torch's store takes them all)."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

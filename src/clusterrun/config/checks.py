@@ -73,19 +73,29 @@ CHECKS: dict[str, tuple[str, Policy]] = {
     "iommu_acs": ("IOMMU out of the way of peer-to-peer", Policy.warn),
 }
 
+# The same of the checks that take long, made with preflight=full on the nodes that passed those above.
+SLOW: dict[str, tuple[str, Policy]] = {
+    "measured": ("the slow checks came to an end", Policy.fatal),
+    "gemm_speed": ("matrix products as fast as on the peers, and repeatable", Policy.fatal),
+    "copy_speed": ("copies to and from the device as fast as on the peers", Policy.fatal),
+    "pcie_under_load": ("PCIe generation and lanes while copying", Policy.fatal),
+    "all_reduce_in_node": ("all-reduce in a node as fast as in the others, and right", Policy.fatal),
+    "gpu_pairs": ("each pair of a node as fast as pairs of the same wiring", Policy.fatal),
+    "between_nodes": ("all-reduce between nodes as fast as with the others", Policy.fatal),
+}
+
 
 def policies(overrides: dict[str, str]) -> dict[str, Policy]:
-    """Policy of every check, with ``preflight.policy`` applied.
+    """Policy of every check, fast and slow, with ``preflight.policy`` applied.
 
     Raises:
         ConfigError: no such check or policy.
     """
-    found = {name: policy for name, (_, policy) in CHECKS.items()}
+    known = {**CHECKS, **SLOW}
+    found = {name: policy for name, (_, policy) in known.items()}
     for name, word in overrides.items():
-        if name not in CHECKS:
-            raise ConfigError(
-                f"preflight.policy.{name}: no such check.{nearest(name, CHECKS)} Known: {choices(CHECKS)}"
-            )
+        if name not in known:
+            raise ConfigError(f"preflight.policy.{name}: no such check.{nearest(name, known)} Known: {choices(known)}")
         if str(word) not in Policy.__members__:
             raise ConfigError(f"preflight.policy.{name}={word}: must be one of {', '.join(Policy.__members__)}")
         found[name] = Policy[str(word)]
@@ -93,5 +103,10 @@ def policies(overrides: dict[str, str]) -> dict[str, Policy]:
 
 
 def made(overrides: dict[str, str]) -> list[str]:
-    """Names of the checks that will be made, in order."""
-    return [name for name, policy in policies(overrides).items() if policy is not Policy.off]
+    """Names of the (fast) checks that will be made, in order."""
+    return [name for name, policy in policies(overrides).items() if policy is not Policy.off and name in CHECKS]
+
+
+def made_slow(overrides: dict[str, str]) -> list[str]:
+    """The same of the slow ones."""
+    return [name for name, policy in policies(overrides).items() if policy is not Policy.off and name in SLOW]

@@ -241,6 +241,9 @@ class PreflightConfig:
     on_shortage: OnShortage = OnShortage.stop  # too few healthy nodes: exit 4, or queue again without the bad ones
     exclude: bool = True  # remember refused nodes and leave them out of later submissions
     exclude_for_h: float = 24.0  # how long, hours
+    full: bool = False  # also the slow checks: matrix products, copies, all-reduce in and between nodes
+    slow_timeout_s: float = 60.0  # for each part of a slow check, seconds; then its process is killed
+    slow_below: float = 0.75  # a rate below this share of what the peers reach is slow
 
 
 @dataclass

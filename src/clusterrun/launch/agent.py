@@ -83,7 +83,9 @@ def run(torchrun: Sequence[str], attempt: AttemptDir, interface: str | None, sto
     if index == 0 and not network.is_free(host, int(port)):
         return Outcome(How.port_taken, message=f"port {port} on {host} was free at preflight and is taken now")
     address = network.own_address(host, interface)
-    _set_network_environment(address)
+    for name, value in network.socket_environment(address).items():
+        os.environ.setdefault(name, value)  # what the user set wins
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # number GPUs as nvidia-smi does
     args.local_addr = address
     args.rdzv_conf = f"is_host={int(index == 0)}," + args.rdzv_conf
     config, command, command_args = config_from_args(args)
@@ -164,15 +166,6 @@ def _catches_sigterm(pid: int) -> bool:
         return False
     caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(caught >> (signal.SIGTERM - 1) & 1)
-
-
-def _set_network_environment(address: str) -> None:
-    """Point Gloo and NCCL's sockets at the interface of the rendezvous. What the user set wins."""
-    name = network.interface_of(address)
-    if name is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # number GPUs as nvidia-smi does
 
 
 def _message(failure: ProcessFailure, attempt: AttemptDir, rank: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from clusterrun.config import frozen
 from clusterrun.config.batch import BatchSizes, batch_sizes
-from clusterrun.config.checks import made
+from clusterrun.config.checks import made, made_slow
 from clusterrun.config.grace import signal_lead_s
 from clusterrun.config.schema import Accelerator, Action, DataKind, Executor, RunConfig
 from clusterrun.config.units import time_limit_minutes
@@ -27,6 +27,7 @@ from clusterrun.launch.sbatch import sbatch_text
 from clusterrun.launch.srun import srun_argv
 from clusterrun.measure import collectives
 from clusterrun.measure.groups import BENCH_GROUPS, bench_phases
+from clusterrun.measure.results import Work
 from clusterrun.rundir import RUNS, RunDir, SweepDir
 from clusterrun.train.builtin import BUILTINS, TOKENS, VECTORS, check_task_args
 
@@ -61,6 +62,7 @@ class Plan:
     resources: Resources
     batch: BatchSizes | None  # None for train=script, and where nothing is trained
     checks: tuple[str, ...]
+    slow_checks: tuple[str, ...]  # with preflight=full, on the nodes that passed the others
     preflight_argv: tuple[str, ...]
     training_argv: tuple[str, ...]  # as on the first start, with the rendezvous still open
     environment: dict[str, str]  # added for every step
@@ -147,6 +149,7 @@ def make_plan(
         ),
         batch=batch_sizes(train, config.world_size) if train.task and config.action is Action.train else None,
         checks=tuple(made(config.preflight.policy)),
+        slow_checks=tuple(made_slow(config.preflight.policy)) if config.preflight.full else (),
         preflight_argv=tuple(srun_argv(everywhere, preflight, cluster) if slurm else preflight),
         training_argv=tuple(srun_argv(nodes, training, cluster) if slurm else training),
         environment=step_environment(config),
@@ -219,6 +222,14 @@ def preflight_argv(config: RunConfig, run: RunDir, attempt: int, head: str, toke
     if config.cluster.accelerator is Accelerator.cuda:
         argv.append("--gpus")
     return argv
+
+
+def slow_argv(config: RunConfig, head: str, work: Work) -> list[str]:
+    """The command each node runs to measure its part of the slow checks."""
+    argv = [sys.executable, "-m", "clusterrun.measure.node", f"--head={head}"]
+    if config.cluster.interconnect.interface:
+        argv.append(f"--interface={config.cluster.interconnect.interface}")
+    return [*argv, f"--work={work.to_argument()}"]
 
 
 def training_argv(config: RunConfig, run: RunDir, attempt: int, endpoint: str, rendezvous_id: str) -> list[str]:

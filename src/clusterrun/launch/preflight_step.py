@@ -6,20 +6,18 @@ import json
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from clusterrun import frames
 from clusterrun.config.schema import RunConfig
+from clusterrun.launch.asking import ask
 from clusterrun.launch.plan import preflight_argv, step_environment
-from clusterrun.launch.steps import Step, StepRunner, StepSpec
-from clusterrun.preflight.checks import check_all
+from clusterrun.launch.slow_preflight import SlowPreflight
+from clusterrun.launch.steps import StepRunner, StepSpec
+from clusterrun.preflight.checks import check_all, check_slow
 from clusterrun.preflight.decide import decide
 from clusterrun.preflight.evidence import Evidence
 from clusterrun.preflight.report import FRAME, Decision, NodeReport, Verdict
 from clusterrun.rundir import AttemptDir, RunDir, write_durably
-
-_POLL_S = 0.05
-_END_PATIENCE_S = 10.0  # for the step to end after every node has answered
 
 
 @dataclass(frozen=True)
@@ -49,20 +47,23 @@ def run_preflight(
     token = secrets.token_hex(8)
     write_durably(attempt.token, token)
     argv = preflight_argv(config, run, attempt.number, steps.head_address(), token)
-    reader = frames.FileReader(FRAME, out)
+    spec = StepSpec("preflight", nodes, argv, out, err, step_environment(config))
     begin = time.time()
-    step = steps.start(StepSpec("preflight", nodes, argv, out, err, step_environment(config)))
-    deadline = time.monotonic() + config.preflight.timeout_s
-    while step.poll() is None and time.monotonic() < deadline and not told_to_stop():
-        reader.poll()
-        if len(reader.nodes) == len(nodes):
-            break  # srun itself takes a moment longer to end
-        time.sleep(_POLL_S)
-    reader.poll()
-    answers = {n: NodeReport.from_json(value) for n, value in reader.messages().items() if n in nodes}
+    answers = {
+        n: NodeReport.from_json(value)
+        for n, value in ask(steps, spec, FRAME, config.preflight.timeout_s, told_to_stop).items()
+    }
     end = time.time()
-    findings = check_all(Evidence(tuple(nodes), answers, config.cluster, config.preflight, (begin, end)))
-    decision = decide(nodes, findings, config.cluster.nodes, config.preflight, steps.switches())
+    evidence = Evidence(tuple(nodes), answers, config.cluster, config.preflight, (begin, end))
+    findings = check_all(evidence)
+    switches = steps.switches()
+    decision = decide(nodes, findings, config.cluster.nodes, config.preflight, switches)
+    if config.preflight.full and not told_to_stop():
+        healthy = [node for node in nodes if node in answers and node not in decision.bad]
+        slow = SlowPreflight(config, attempt, steps, evidence, say, told_to_stop).run(healthy)
+        findings += check_slow(replace(evidence, slow=slow))
+        decision = decide(nodes, findings, config.cluster.nodes, config.preflight, switches)
+        end = time.time()
     _write(attempt, nodes, answers, decision)
     for finding in findings:
         if finding.verdict is not Verdict.PASS:
@@ -71,7 +72,6 @@ def run_preflight(
         f"preflight: {len(answers)} of {len(nodes)} nodes answered in {end - begin:.1f} s; "
         f"chosen: {', '.join(decision.chosen) or 'none'}"
     )
-    _finish(step, patience_s=_END_PATIENCE_S if len(answers) == len(nodes) else 0.0)
     return Preflight(decision, answers)
 
 
@@ -85,11 +85,3 @@ def _write(attempt: AttemptDir, nodes: list[str], answers: dict[str, NodeReport]
             "refused": decision.bad.get(node),
         }
         write_durably(attempt.report(node), json.dumps(value, indent=1))
-
-
-def _finish(step: Step, patience_s: float) -> None:
-    end = time.monotonic() + patience_s
-    while step.poll() is None and time.monotonic() < end:
-        time.sleep(_POLL_S)
-    if step.poll() is None:
-        step.kill()

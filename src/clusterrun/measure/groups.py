@@ -59,6 +59,14 @@ def pair_phases(nodes: int, per_node: int) -> list[Phase]:
     return phases
 
 
+def in_node_phases(per_node: int) -> tuple[Phase, ...]:
+    """Of a node by itself: all its ranks, then each pair (of two ranks that would be the same again)."""
+    if per_node < 2:
+        return ()
+    whole = Phase(IN_NODE, node_groups(1, per_node))
+    return (whole, *(pair_phases(1, per_node) if per_node > 2 else ()))
+
+
 def tournament(members: int) -> list[list[tuple[int, int]]]:
     """Every pair once, in rounds without a common member (the circle method)."""
     circle: list[int | None] = [*range(members), *([None] if members % 2 else [])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,11 +15,12 @@ from torch.distributed.distributed_c10d import Store
 from clusterrun.config.schema import Accelerator
 from clusterrun.errors import ConfigError
 from clusterrun.measure.groups import Phase
-from clusterrun.measure.results import Row
+from clusterrun.measure.results import WAIT, Row
 from clusterrun.measure.timing import Settings, measure
 
 # Who waits for the others is ended by whoever started the ranks, which knows when one has died.
 _LONG = datetime.timedelta(days=1)
+_LEAVE_S = 10.0
 
 
 def device_of(accelerator: Accelerator, local_rank: int) -> torch.device:
@@ -57,18 +59,19 @@ def go_through(
     settings: Settings,
     device: torch.device,
     *,
-    begin: Callable[[int, tuple[int, ...]], None],
+    begin: Callable[[str, int, tuple[int, ...]], None],
     emit: Callable[[Row], None],
 ) -> None:
-    """Measure all phases, all ranks in step. ``begin`` is told of each phase that this rank takes part in, ``emit`` of
-    each row, on the first rank of its group alone."""
+    """Measure all phases, all ranks in step. ``begin`` is told what this rank turns to: the phase, its number and the
+    group, or WAIT; ``emit`` of each row, on the first rank of its group alone."""
     rank = dist.get_rank()
     for number, phase in enumerate(phases):
         ranks = next((group for group in phase.groups if rank in group), None)
+        begin(WAIT, number, ())
         _together(f"phase {number}")
         if ranks is None:
             continue
-        begin(number, ranks)
+        begin(phase.name, number, ranks)
         whole = len(ranks) == dist.get_world_size()
         group = dist.group.WORLD if whole else dist.new_group(list(ranks), use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
@@ -79,7 +82,9 @@ def go_through(
                     emit(row)
         if not whole:
             dist.destroy_process_group(group)
+    begin(WAIT, len(phases), ())
     _together("end")
+    _leave(rank)
 
 
 def _together(place: str) -> None:
@@ -88,3 +93,12 @@ def _together(place: str) -> None:
     if store.add(f"clusterrun/{place}/count", 1) == dist.get_world_size():
         store.set(f"clusterrun/{place}/go", "1")
     store.wait([f"clusterrun/{place}/go"], _LONG)
+
+
+def _leave(rank: int) -> None:
+    """The first rank may hold the store: it stays until the others have read the last word in it."""
+    store = dist.distributed_c10d._get_default_store()
+    store.add("clusterrun/left", 1)
+    end = time.monotonic() + _LEAVE_S
+    while rank == 0 and store.add("clusterrun/left", 0) < dist.get_world_size() and time.monotonic() < end:
+        time.sleep(0.01)

@@ -58,7 +58,7 @@ def _bench(directory: Path, attempt: int) -> int:
             collectives.sizes(bench.sizes or collectives.default_sizes(cluster.accelerator)),
             Settings(bench.warmup, bench.iterations, bench.seconds_per_size, bench.check),
             device,
-            begin=lambda number, members: None,
+            begin=lambda what, number, members: None,
             emit=lambda row: events.write(MEASURED, **row.as_json()),
         )
         dist.destroy_process_group()

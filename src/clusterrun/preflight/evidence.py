@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from clusterrun.config.schema import ClusterConfig, PreflightConfig
 from clusterrun.preflight.report import Finding, NodeReport
+from clusterrun.preflight.slow import SlowEvidence
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Evidence:
         nodes: allocated nodes, in Slurm's order.
         reports: of those that answered.
         window: unix time on the conductor's host before the step and after it.
+        slow: what the slow checks measured; None when they were not made (yet).
     """
 
     nodes: tuple[str, ...]
@@ -24,6 +26,7 @@ class Evidence:
     cluster: ClusterConfig
     preflight: PreflightConfig
     window: tuple[float, float]
+    slow: SlowEvidence | None = None
 
 
 Check = Callable[[Evidence], Iterator[Finding]]

@@ -29,6 +29,7 @@ def plan_text(plan: Mapping[str, Any], *, bold: bool) -> str:
         rows.append(("excluded", f"{', '.join(plan['excluded'])} (see clusterrun nodes)"))
     rows += [
         ("preflight", ", ".join(plan["checks"])),
+        *([("then, slow", ", ".join(plan["slow_checks"]))] if plan["slow_checks"] else []),
         ("when told to stop", plan["after_signal"] + told),
         ("environment", shlex.join(f"{k}={v}" for k, v in plan["environment"].items())),
     ]
