@@ -243,7 +243,7 @@ class PreflightConfig:
     exclude_for_h: float = 24.0  # how long, hours
     full: bool = False  # also the slow checks: matrix products, copies, all-reduce in and between nodes
     slow_timeout_s: float = 60.0  # for each part of a slow check, seconds; then its process is killed
-    slow_below: float = 0.75  # a rate below this share of what the peers reach is slow
+    slow_below: float | None = None  # a rate below this share of its peers' is slow; null: 0.75, on CPUs 0.25
 
 
 @dataclass

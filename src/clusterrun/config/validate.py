@@ -255,7 +255,8 @@ def _check_preflight(preflight: PreflightConfig) -> None:
     _between("preflight.visible_within_s", preflight.visible_within_s, 0, 3600)
     _between("preflight.exclude_for_h", preflight.exclude_for_h, 0, 24 * 366)
     _between("preflight.slow_timeout_s", preflight.slow_timeout_s, 1, 3600)
-    _between("preflight.slow_below", preflight.slow_below, 0, 1)
+    if preflight.slow_below is not None:
+        _between("preflight.slow_below", preflight.slow_below, 0, 1)
     policies(preflight.policy)
 
 

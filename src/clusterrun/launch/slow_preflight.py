@@ -115,7 +115,7 @@ class SlowPreflight:
     def _doubtful(self, slow: SlowEvidence) -> list[tuple[str, str]]:
         """The pairs to measure by themselves: who is suspected, with somebody who is not. Disjoint."""
         known = slow.newest()
-        who = between(slow, self.config.preflight.slow_below)
+        who = between(self.evidence, slow)
         unmet = {node for node in slow.paired if not any(node in key for key in known)}
         suspects = [node for node in slow.paired if node in who.suspects or node in unmet]
         done = self._tried

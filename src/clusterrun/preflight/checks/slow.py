@@ -2,7 +2,7 @@
 something is.
 
 "Usual" is the median of the peers; slow is below ``preflight.slow_below`` of it and, for single values, outside of
-their spread. Without a peer there is nothing to hold a value against: UNKNOWN.
+their spread. Workers on CPUs share cores and memory, so that only a gross difference says something there. Without a peer there is nothing to hold a value against: UNKNOWN.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from clusterrun.preflight.report import Finding, Verdict
 from clusterrun.preflight.slow import NodePair, SlowEvidence
 
 PASS, WARN, FAIL, UNKNOWN = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.UNKNOWN
+_GPU_BELOW, _CPU_BELOW = 0.75, 0.25
 _RETRY = "see attempts/<n>/steps/preflight-*.err"
 
 
@@ -93,7 +94,7 @@ def all_reduce_in_node(e: Evidence) -> Iterator[Finding]:
             yield Finding("all_reduce_in_node", node, FAIL, text, "do not train on it")
         else:
             rates = [(other, row.best_busbw) for other, row in rows.items()]
-            verdict, text = _judged(rows[node].best_busbw, without(rates, node), e.preflight.slow_below, "B/s")
+            verdict, text = _judged(rows[node].best_busbw, without(rates, node), slow_below(e), "B/s")
             yield Finding(
                 "all_reduce_in_node", node, verdict, f"busbw {text}", "see gpu_pairs" if verdict is FAIL else ""
             )
@@ -124,7 +125,7 @@ def gpu_pairs(e: Evidence) -> Iterator[Finding]:
             continue
         hung = {pair: None for pair, row in pairs.items() if row is None}
         wrong = [pair for pair, row in pairs.items() if row is not None and row.wrong]
-        who = blame({**shares.get(node, {}), **hung}, e.preflight.slow_below, expected=1.0)
+        who = blame({**shares.get(node, {}), **hung}, slow_below(e), expected=1.0)
         if wrong:
             text = several([f"{_pair(e, node, pair)}: wrong results" for pair in wrong], "; ")
             yield Finding("gpu_pairs", node, FAIL, text, "do not train on it")
@@ -143,7 +144,7 @@ def between_nodes(e: Evidence) -> Iterator[Finding]:
     if e.slow is None or len(e.slow.paired) < 2:
         return
     pairs = e.slow.newest()
-    who = between(e.slow, e.preflight.slow_below)
+    who = between(e, e.slow)
     declared = declared_rate(e)
     later = {b for _, b in who.pairs}
     for node in e.slow.paired:
@@ -167,7 +168,7 @@ def between_nodes(e: Evidence) -> Iterator[Finding]:
             yield Finding("between_nodes", node, verdict, text, "switch or cable between them; without one of the two")
         elif path:
             yield Finding("between_nodes", node, FAIL, text, "NIC, cable, port or firewall of one of the two")
-        elif declared and max(pair.rate or 0 for pair in own) < e.preflight.slow_below * declared:
+        elif declared and max(pair.rate or 0 for pair in own) < slow_below(e) * declared:
             text = f"{text}; declared {_rate(declared, 'B/s')}"
             yield Finding("between_nodes", node, WARN, text, "or cluster.interconnect says more than there is")
         elif who.expected is None and not declared:
@@ -177,9 +178,16 @@ def between_nodes(e: Evidence) -> Iterator[Finding]:
             yield Finding("between_nodes", node, PASS, f"busbw {text}")
 
 
-def between(slow: SlowEvidence, below: float) -> Blame[str]:
+def between(e: Evidence, slow: SlowEvidence) -> Blame[str]:
     """Who is slow between nodes, by all that is known so far."""
-    return blame({key: pair.rate for key, pair in slow.newest().items()}, below)
+    return blame({key: pair.rate for key, pair in slow.newest().items()}, slow_below(e))
+
+
+def slow_below(e: Evidence) -> float:
+    """The share of the peers' rate below which one is slow."""
+    if e.preflight.slow_below is not None:
+        return e.preflight.slow_below
+    return _GPU_BELOW if e.cluster.accelerator is Accelerator.cuda else _CPU_BELOW
 
 
 def declared_rate(e: Evidence) -> float | None:
@@ -238,7 +246,7 @@ def _against_peers(
         and _model(e, other, one) == model
         and (rate := value(one)) is not None
     ]
-    return _judged(own, peers, e.preflight.slow_below, unit)
+    return _judged(own, peers, slow_below(e), unit)
 
 
 def _judged(own: float, peers: Sequence[float], below: float, unit: str) -> tuple[Verdict, str]:
@@ -294,7 +302,7 @@ def _rails(e: Evidence, node: str, pairs: Sequence[NodePair], expected: float | 
     if len(rails) < 2 or not rates:
         return ""
     best = max(rates)
-    slow = [local for local, rate in rails.items() if rate is None or rate < e.preflight.slow_below * best]
+    slow = [local for local, rate in rails.items() if rate is None or rate < slow_below(e) * best]
     if not slow:
         return f"; all {len(rails)} ranks of it alike: what they share"
     names = several([f"{_rank(e, node, one)} {_rate(rails[one] or 0, 'B/s')}" for one in slow], ", ")
