@@ -98,7 +98,7 @@ class Ranks:
     """All ranks of this node in one job, from start to end."""
 
     def __init__(self, node: str, work: Work, job: Job, address: str, first: int) -> None:
-        self._work = work
+        self.timeout_s = work.timeout_s
         self.devices: dict[int, DeviceResult] = {}
         self.rows: list[Row] = []
         self.stuck: list[Stuck] = []
@@ -166,7 +166,7 @@ class Ranks:
 
     def _judge(self) -> bool:
         """Whether this is over: a rank died, or hangs. Those that merely wait for it are no news."""
-        now, timeout_s = time.monotonic(), self._work.timeout_s
+        now, timeout_s = time.monotonic(), self.timeout_s
         for rank in self.ranks:
             limit = timeout_s * _WAIT_SHARE + _WAIT_MORE_S if rank.what == WAIT else timeout_s
             rank.stuck = (rank.ended and _died(rank)) or (not rank.ended and now - rank.since > limit)
@@ -186,7 +186,7 @@ class Ranks:
         if rank.error:
             return rank.error
         if code is None:
-            return f"no answer in {self._work.timeout_s:g} s"
+            return f"no answer in {self.timeout_s:g} s"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 

@@ -2,7 +2,8 @@
 something is.
 
 "Usual" is the median of the peers; slow is below ``preflight.slow_below`` of it and, for single values, outside of
-their spread. Workers on CPUs share cores and memory, so that only a gross difference says something there. Without a peer there is nothing to hold a value against: UNKNOWN.
+their spread. Workers on CPUs share cores and memory, so that only a gross difference says something there.
+Without a peer there is nothing to hold a value against: UNKNOWN.
 """
 
 from __future__ import annotations
