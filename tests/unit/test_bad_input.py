@@ -50,7 +50,7 @@ WRONG: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "train": (("plan", "train=ddp_liner"), ("train=ddp_liner", "Did you mean 'ddp_linear'")),
     "data": (("plan", "data=mnist"), ("data=mnist", "Known: idx, mnist5k")),
     "checkpoint": (("plan", "checkpoint=never"), ("checkpoint=never", "default, off")),
-    "preflight": (("plan", "preflight=lax"), ("preflight=lax", "default, strict")),
+    "preflight": (("plan", "preflight=lax"), ("preflight=lax", "default, full, strict")),
     "key": (("plan", "nodes=3"), ("nodes: no such setting", "cluster", "train")),
     "nested key": (("plan", "cluster.nods=3"), ("cluster.nods", "Did you mean 'nodes'")),
     "nested key with +": (("plan", "+cluster.nods=3"), ("cluster.nods", "Did you mean 'nodes'")),
