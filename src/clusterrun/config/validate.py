@@ -87,7 +87,7 @@ def validated(config: RunConfig) -> RunConfig:
     _check_slurm(config.cluster.slurm)
     _check_train(config.train)
     _check_data(config.data, config.train)
-    _check_checkpoint(config.checkpoint)
+    check_checkpoint(config.checkpoint)
     _check_preflight(config.preflight)
     _check_recovery(config.recovery)
     if config.sweep.array_parallelism is not None:
@@ -223,7 +223,8 @@ def _check_data(data: DataConfig, train: TrainConfig) -> None:
         raise ConfigError(f"data.path={data.path}: no such {what}")
 
 
-def _check_checkpoint(checkpoint: CheckpointConfig) -> None:
+def check_checkpoint(checkpoint: CheckpointConfig) -> None:
+    """Raises ConfigError."""
     for name in ("every_steps", "keep_every_steps", "max_failed_saves"):
         value = getattr(checkpoint, name)
         if value is not None:

@@ -25,6 +25,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from clusterrun import frames, network, process
+from clusterrun.config import frozen
+from clusterrun.config.grace import save_grace_s
 from clusterrun.launch.outcome import FRAME, How, Outcome
 from clusterrun.preflight.probe import node_name
 from clusterrun.rundir import AttemptDir, RunDir
@@ -57,6 +59,11 @@ def main() -> int:
         stopped_file = Path(scratch) / "stopped"
         os.environ["CLUSTERRUN_NODE"] = node
         os.environ["CLUSTERRUN_STOPPED_FILE"] = str(stopped_file)
+        stop.file = Path(scratch) / "stop"
+        os.environ["CLUSTERRUN_STOP_FILE"] = str(stop.file)
+        os.environ["CLUSTERRUN_RUN_DIR"] = str(args.run_dir)
+        os.environ["CLUSTERRUN_ATTEMPT"] = str(args.attempt)
+        os.environ["CLUSTERRUN_GRACE_S"] = f"{save_grace_s(frozen.load(RunDir(args.run_dir).config)):g}"
         outcome = run(torchrun, RunDir(args.run_dir).attempt(args.attempt), args.interface, stop)
         if stop.requested and outcome.how is not How.port_taken:
             # Workers that have no handler die of the signal; that is a stop, not a failure.
@@ -116,10 +123,11 @@ class StoppedBeforeStartError(Exception):
 
 
 class StopForwarder:
-    """Passes a stop on to the workers, as SIGTERM, once they are able to take it."""
+    """Passes a stop on to the workers, as SIGTERM, once they are able to take it; and by a file."""
 
     def __init__(self) -> None:
         self.requested = False
+        self.file: Path | None = None
 
     def install(self) -> None:
         signal.signal(signal.SIGTERM, self._on_signal)
@@ -131,6 +139,8 @@ class StopForwarder:
             threading.Thread(target=self._forward, name="stop-forwarder", daemon=True).start()
 
     def _forward(self) -> None:
+        if self.file is not None:
+            self.file.touch()
         told: set[int] = set()
         begin = time.monotonic()
         while True:

@@ -108,6 +108,13 @@ class Saver:
         if self.in_flight:
             self._took(self.checkpointer.finish())
 
+    def require(self, step: int) -> None:
+        """Raises CheckpointError when the step is not saved: who stops must not say that it can go on from here."""
+        if step not in (0, self.saved_step):
+            raise CheckpointError(
+                f"told to stop, but step {step} could not be saved; the newest checkpoint is of step {self.saved_step}"
+            )
+
     def would_be_among_the_best(self, step: int, score: Score) -> bool:
         """Remember a validation result; whether its step is to be saved for it. A collective if ``keep_best`` > 0."""
         if not self.config.keep_best:

@@ -97,6 +97,7 @@ class Trainer:
         if signal is not None:
             self._save("stop", last=True)
             self.recorder.stopped(self.position.step, signal.name)
+            self.saver.require(self.position.step)
         elif self._score is not None:
             done = {"loss": self._score.loss, "metric": self.task.metric, "value": self._score.value}
             self.recorder.done(self.position.step, **done, saved_step=self.saver.saved_step)
