@@ -226,9 +226,9 @@ def max_array_size() -> int:
 
 
 def expected_start(shape: Shape, sweep: SweepDir) -> str | None:
-    """When the first of a shape could start, as ``sbatch --test-only`` has it; None where the site does not say.
+    """When the first of a shape could start, as ``sbatch --test-only`` has it, which submits nothing.
 
-    Local time as Slurm prints it, 2026-12-02T14:54:40. It submits nothing.
+    Local time as Slurm prints it, 2026-12-02T14:54:40; else what Slurm said instead, or None.
     """
     with tempfile.TemporaryDirectory(prefix="clusterrun-") as scratch:
         script = Path(scratch) / "test.sh"
@@ -236,8 +236,9 @@ def expected_start(shape: Shape, sweep: SweepDir) -> str | None:
         try:
             with submitit.helpers.clean_env():
                 said = process.run(["sbatch", "--test-only", str(script)], timeout_s=_TEST_ONLY_TIMEOUT_S, errors=True)
-        except CommandError:
-            return None
+        except CommandError as error:
+            said = error.output.strip().rpartition("\n")[2]
+            return f"unknown ({said.removeprefix('sbatch: ').removeprefix('error: ')})" if said else None
     match = re.search(r"to start at (\S+)", said)
     return match.group(1) if match else None
 
