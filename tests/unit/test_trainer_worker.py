@@ -66,6 +66,7 @@ class Run:
         self.run = RunDir.create(directory, "r")
         self.stopped_file = directory / "stopped"
         self.workers: list[subprocess.Popen[str]] = []
+        self.under: dict[int, list[str]] = {}  # rank -> a command to run its worker under
 
     def start(self, attempt: int, world_size: int = 2) -> None:
         self.run.config.write_text(frozen.to_yaml(self.config))
@@ -88,7 +89,7 @@ class Run:
                 "CLUSTERRUN_STOPPED_FILE": str(self.stopped_file),
                 "TORCHELASTIC_ERROR_FILE": str(self.directory / f"error.{rank}.json"),
             }
-            command = [sys.executable, "-m", "clusterrun.train.worker"]
+            command = [*self.under.get(rank, []), sys.executable, "-m", "clusterrun.train.worker"]
             arguments = ["--run-dir", str(self.run.root), "--attempt", str(attempt)]
             self.workers.append(
                 subprocess.Popen(
@@ -321,9 +322,47 @@ def test_no_valid_checkpoint_ends_the_run(make_run: Callable[..., Run]) -> None:
     assert run.events(1, "start") == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
-def test_a_full_disk_does_not_end_the_training(make_run: Callable[..., Run]) -> None:
+@pytest.mark.parametrize(("error", "says"), [("EIO", "Input/output error"), ("EDQUOT", "Disk quota exceeded")])
+def test_a_failing_disk_does_not_end_the_training(make_run: Callable[..., Run], error: str, says: str) -> None:
+    """The kernel's own answer to every fsync on one rank; NFS tells of a quota just so."""
     run = make_run()
+    run.config.checkpoint.every_steps = 5
+    run.config.checkpoint.async_save = error == "EIO"
+    run.config.train.max_steps = 10
+    run.train(0)
+    run.config.train.max_steps = None
+    strace = ["strace", "-f", "-qq", "--seccomp-bpf", "-o", "/dev/null"]
+    run.under[1] = [*strace, "-e", "trace=fsync", "-e", f"inject=fsync:error={error}"]
+    run.train(1)
+    saves = [(event["step"], event["ok"]) for event in run.events(1, "checkpoint")]
+    assert len(saves) > 3
+    assert not any(ok for _, ok in saves)
+    assert all(says in event["message"] and "rank 1: " in event["message"] for event in run.events(1, "warning"))
+    (done,) = run.events(1, "done")
+    assert (done["step"], done["saved_step"]) == (40, 10)
+    store = Store(run.run.checkpoints)
+    assert [(info.step, store.verify(info)) for info in store.list()] == [(10, []), (5, [])]
+    assert not list(run.run.checkpoints.glob(".*"))
+
+
+def test_too_many_failed_saves_end_the_run_if_so_told(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    run.config.checkpoint.every_steps = 5
+    run.config.checkpoint.max_failed_saves = 2
+    strace = ["strace", "-f", "-qq", "--seccomp-bpf", "-o", "/dev/null"]
+    run.under[1] = [*strace, "-e", "trace=fsync", "-e", "inject=fsync:error=EIO:when=2+"]
+    run.start(0)
+    for code, _, err in run.end():
+        assert code == 1
+        assert "error: 2 saves in a row failed (checkpoint.max_failed_saves=2), the last at step 15: rank 1: " in err
+        assert "the newest checkpoint is of step 5" in err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_full_disk_does_not_end_the_training(make_run: Callable[..., Run], async_save: bool) -> None:
+    run = make_run()
+    run.config.checkpoint.async_save = async_save
     run.config.checkpoint.every_steps = 5
     run.config.checkpoint.keep = 2
     run.run.config.write_text("")

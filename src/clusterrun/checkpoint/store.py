@@ -28,6 +28,7 @@ LATEST = "LATEST"
 SCORES = "SCORES.json"
 _STEP = re.compile(r"step-\d{8,}")
 _TEMPORARY = re.compile(r"\.tmp-step-(\d+)-(\d+)-[0-9a-f]+")
+_SMALL = re.compile(r"\.(LATEST|SCORES\.json)\.\d+\.tmp")  # of write_durably, killed in between
 _BAD = re.compile(r"\.bad-step-\d{8,}-[0-9a-f]+")
 _TRASH = re.compile(r"\.trash-step-\d{8,}-[0-9a-f]+")
 
@@ -229,6 +230,9 @@ class Store:
         for name in self._names():
             if (match := _TEMPORARY.fullmatch(name)) and int(match[2]) < attempt:
                 self.discard(self.directory / name)
+            elif _SMALL.fullmatch(name):
+                with contextlib.suppress(OSError):
+                    os.unlink(self.directory / name)
 
     def _names(self) -> Strings:
         with contextlib.suppress(FileNotFoundError):
