@@ -6,7 +6,7 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,3 +81,23 @@ def lab() -> Path:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return script
+
+
+@pytest.fixture(scope="session")
+def nfs_lab_up() -> None:
+    """An NFS server and two guests that are its clients. A lab that can't come up is a failure, no skip."""
+    nfs_lab_command("down")  # what an earlier run left in the exports would be found
+    nfs_lab_command("up")
+
+
+@pytest.fixture
+def nfs_lab(nfs_lab_up: None) -> Iterator[None]:
+    """The NFS lab; what the test broke is repaired after it. It stays up, as the Slurm lab does."""
+    yield
+    nfs_lab_command("up")
+
+
+def nfs_lab_command(verb: str) -> None:
+    script = Path(__file__).parents[1] / "scripts" / "nfs_lab"
+    done = subprocess.run([sys.executable, str(script), verb], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr

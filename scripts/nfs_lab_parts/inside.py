@@ -80,7 +80,10 @@ def answer(connection: socket.socket) -> None:
             send(kind, content)
 
     with connection, connection.makefile("rb") as received:
-        asked = json.loads(received.readline())
+        line = received.readline()
+        if not line:  # somebody only looked whether this guest answers
+            return
+        asked = json.loads(line)
         try:
             process = subprocess.Popen(
                 asked["argv"],

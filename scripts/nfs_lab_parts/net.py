@@ -19,6 +19,7 @@ NETNS = Path("/run/netns") / NAME
 BRIDGE = "crnfs0"
 SERVER = "10.78.0.1"
 SHUT_WR = socket.SHUT_WR
+_CLOSING = ("04", "09", "0B")  # FIN_WAIT1, LAST_ACK, CLOSING, as in net/tcp_states.h
 _CLONE_NEWNET = 0x40000000
 # A token bucket smaller than any packet lets none pass. Small kernels have no netem, which could say it plainly.
 _MUTE = ["tbf", "rate", "8bit", "burst", "10b", "limit", "10b"]
@@ -96,6 +97,17 @@ def make(guests: Sequence[Cabled]) -> None:
             f"link set {guest.control_cable} up",
         ]
     run("ip", "-netns", NAME, "-batch", "-", stdin="\n".join(lines) + "\n")
+    # What a killed server left unsent must not reach a guest later, as it would not after a power cut.
+    with inside():
+        Path("/proc/sys/net/ipv4/tcp_orphan_retries").write_text("1")
+
+
+def unsent(port: int) -> bool:
+    """Whether the kernel still tries to deliver what a process that is gone sent from this port."""
+    with inside():
+        tables = [Path(f"/proc/thread-self/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    return any(int(row[1].rpartition(":")[2], 16) == port and row[3] in _CLOSING for row in rows)
 
 
 def exists(guests: Sequence[Cabled]) -> bool:

@@ -10,13 +10,17 @@ from nfs_lab_parts import net
 from nfs_lab_parts.net import LAB, LabError, run, wait_until
 
 EXPORTS = ("main", "small", "quota")
+PORT = 2049
+LEASE_S = 5  # 60 and more on real servers; a test has no time for that
 SMALL_MB, QUOTA_MB, QUOTA_DISK_MB = 16, 8, 128
 _CONF, _LOG = LAB / "ganesha.conf", LAB / "ganesha.log"
 
 _GANESHA = """\
 # Written by scripts/nfs_lab; changes are lost.
 NFS_CORE_PARAM {{
-    Protocols = 4;
+    Protocols = 3, 4;
+    MNT_Port = 20048;
+    Mount_Path_Pseudo = true;
     Bind_addr = {server};
     Enable_UDP = false;
     Enable_RQUOTA = false;
@@ -26,7 +30,7 @@ NFS_KRB5 {{ Active_krb5 = false; }}
 NFSv4 {{
     Minor_Versions = 1, 2;
     RecoveryRoot = {lab}/recovery;
-    Lease_Lifetime = 10;
+    Lease_Lifetime = {lease_s};
     {grace}
     Allow_Numeric_Owners = true;
     Only_Numeric_Owners = true;
@@ -55,7 +59,7 @@ def path_of(name: str) -> Path:
 def make(space_mb: int, grace_s: int) -> None:
     """The file systems and the server's configuration. Sizes in MiB; 0 seconds of grace means none."""
     grace = f"Grace_Period = {grace_s};" if grace_s else "Graceless = true;"
-    text = _GANESHA.format(lab=LAB, server=net.SERVER, grace=grace)
+    text = _GANESHA.format(lab=LAB, server=net.SERVER, lease_s=LEASE_S, grace=grace)
     for number, name in enumerate(EXPORTS, start=1):
         text += _EXPORT.format(number=number, name=name, path=path_of(name))
         path_of(name).mkdir(parents=True)
@@ -75,16 +79,26 @@ def make(space_mb: int, grace_s: int) -> None:
 def start() -> None:
     if pid() is None:
         (LAB / "recovery").mkdir(exist_ok=True)
+        start_portmapper()
         net.start(_LOG, "ganesha.nfsd", "-f", str(_CONF), "-L", str(_LOG), "-p", f"{LAB}/ganesha.pid", wait=True)
     if not wait_until(answers, 15):
         raise LabError(f"the NFS server doesn't answer{net.tail(_LOG)}")
 
 
+def start_portmapper() -> None:
+    """NFS 3 needs one. Its socket and lock have fixed paths in /run: it gets a /run of its own."""
+    if net.pid_of("rpcbind") is None:
+        private = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs tmpfs /run && exec rpcbind -f"]
+        net.start(LAB / "rpcbind.log", *private)
+    if not wait_until(lambda: net.connects("127.0.0.1", 111), 10):
+        raise LabError(f"rpcbind doesn't answer{net.tail(LAB / 'rpcbind.log')}")
+
+
 def stop() -> None:
-    """As a power cut would: at once, with nothing said to the clients."""
+    """At once, as a power cut would: answers that did not get through are lost. What it wrote is on its disk."""
     if running := pid():
         os.kill(running, signal.SIGKILL)
-    if not wait_until(lambda: pid() is None, 10):
+    if not wait_until(lambda: pid() is None and not net.unsent(PORT), 20):
         raise LabError(f"the NFS server (pid {running}) doesn't end")
 
 
@@ -93,4 +107,4 @@ def pid() -> int | None:
 
 
 def answers() -> bool:
-    return net.connects(net.SERVER, 2049)
+    return net.connects(net.SERVER, PORT)

@@ -53,7 +53,12 @@ def write_durably(path: Path, text: str) -> None:
             out.write(text)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except FileNotFoundError:
+            # NFS can repeat a rename that succeeded, and report the repetition's failure.
+            if path.read_text(encoding="utf-8") != text:
+                raise
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

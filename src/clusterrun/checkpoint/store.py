@@ -14,10 +14,10 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from clusterrun.checkpoint.manifest import MANIFEST, FileRecord, Manifest, hash_stream
 from clusterrun.checkpoint.retention import Keep, Score
@@ -32,6 +32,7 @@ _SMALL = re.compile(r"\.(LATEST|SCORES\.json)\.\d+\.tmp")  # of write_durably, k
 _BAD = re.compile(r"\.bad-step-\d{8,}-[0-9a-f]+")
 _TRASH = re.compile(r"\.trash-step-\d{8,}-[0-9a-f]+")
 
+T = TypeVar("T")
 Warn = Callable[[str], None]
 StepsAndPaths = list[tuple[int, Path]]
 Strings = list[str]  # named here, since inside the class ``list`` is the method
@@ -110,12 +111,12 @@ class Store:
         if info.manifest is None:
             return [info.problem or f"{info.path}: no manifest"]
         problems = []
-        wait = max(0.0, min(self.patience_s, info.manifest.created + self.patience_s - time.time()))
+        patience_s = max(0.0, min(self.patience_s, info.manifest.created + self.patience_s - time.time()))
+        deadline = time.monotonic() + patience_s  # for all files together
         for record in info.manifest.files if records is None else records:
             path = info.path / record.name
             try:
-                with _open_patiently(path, wait) as stream:
-                    size, digest = hash_stream(stream)
+                size, digest = _patiently(path, deadline, hash_stream)
             except OSError as error:
                 problems.append(f"{path}: can't be read: {error.strerror}")
                 continue
@@ -132,7 +133,8 @@ class Store:
         nonce = secrets.token_hex(8)
         path = self.directory / f".tmp-step-{step}-{attempt}-{nonce}"
         self.directory.mkdir(mode=0o700, exist_ok=True)
-        path.mkdir(mode=0o700)
+        with contextlib.suppress(FileExistsError):  # ours: NFS can repeat a call that succeeded and report its failure
+            path.mkdir(mode=0o700)
         sync_directory(self.directory)
         return path, nonce
 
@@ -158,6 +160,7 @@ class Store:
             os.rename(temporary, target)
         except OSError:
             # NFS can repeat a rename that succeeded, and report the repetition's failure.
+            self._names()  # or the client goes on believing that the target is not there
             published = self._info(manifest.step, target)
             if published.manifest is None or published.manifest.nonce != manifest.nonce:
                 raise
@@ -176,7 +179,7 @@ class Store:
         """Rename an invalid checkpoint so that nothing takes it for valid, and keep it. Raises CheckpointError."""
         aside = self.directory / f".bad-{info.path.name}-{secrets.token_hex(4)}"
         try:
-            os.rename(info.path, aside)
+            self._rename(info.path, aside)
             sync_directory(self.directory)
         except OSError as error:
             raise CheckpointError(f"{info.path}: invalid, and can't be set aside: {error.strerror}") from None
@@ -195,7 +198,7 @@ class Store:
                 continue
             trash = self.directory / f".trash-{info.path.name}-{secrets.token_hex(4)}"
             try:
-                os.rename(info.path, trash)
+                self._rename(info.path, trash)
             except OSError as error:
                 warn(f"{info.path}: can't be removed: {error.strerror}")
                 continue
@@ -234,16 +237,30 @@ class Store:
                 with contextlib.suppress(OSError):
                     os.unlink(self.directory / name)
 
+    def _rename(self, path: Path, unique: Path) -> None:
+        """Rename to a name that nobody else uses, so that success can be told from what is there."""
+        try:
+            os.rename(path, unique)
+        except OSError:
+            names = self._names()
+            if unique.name not in names or path.name in names:
+                raise
+
     def _names(self) -> Strings:
-        with contextlib.suppress(FileNotFoundError):
-            return os.listdir(self.directory)
+        """What is there now: an NFS client asks the server again when a directory is opened."""
+        for _ in range(2):
+            with contextlib.suppress(FileNotFoundError):
+                return os.listdir(self.directory)
+            # A client may remember for half a minute that it was not there, unless the parent is seen to have changed.
+            with contextlib.suppress(OSError):
+                os.listdir(self.directory.parent)
         return []
 
     def _info(self, step: int, path: Path) -> CheckpointInfo:
         file = path / MANIFEST
         try:
-            with open(file, encoding="utf-8") as stream:  # open, not stat: an NFS client's cached attributes lie
-                manifest = Manifest.from_json(stream.read(), file)
+            text = _patiently(file, 0.0, lambda stream: stream.read())  # open, not stat: cached attributes lie
+            manifest = Manifest.from_json(text.decode(), file)
         except OSError as error:
             return CheckpointInfo(step, path, None, f"{file}: can't be read: {error.strerror}")
         except UnicodeDecodeError:
@@ -263,19 +280,26 @@ def _write_new(path: Path, text: str) -> None:
         os.fsync(out.fileno())
 
 
-@contextlib.contextmanager
-def _open_patiently(path: Path, wait_s: float) -> Iterator[BinaryIO]:
-    """Open for reading; what is stale or not there is looked for again, after listing its directory, for ``wait_s``."""
-    deadline = time.monotonic() + wait_s
+def _patiently(path: Path, deadline: float, read: Callable[[BinaryIO], T]) -> T:
+    """What ``read`` makes of a file. While it is missing or its handle is stale it is looked for again, until
+    ``deadline`` (of time.monotonic) or until its directory is gone too.
+
+    A read that breaks off is made anew once: an NFS server that was restarted may have forgotten the open file.
+    """
+    tries_left = 1
     while True:
         try:
-            stream = path.open("rb")
-            break
+            with path.open("rb") as stream:
+                return read(stream)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ESTALE) or time.monotonic() >= deadline:
+            if error.errno in (errno.EIO, errno.ESTALE) and tries_left:
+                tries_left -= 1
+            elif error.errno not in (errno.ENOENT, errno.ESTALE) or time.monotonic() >= deadline:
                 raise
-            with contextlib.suppress(OSError):
+            try:
                 os.listdir(path.parent)  # makes an NFS client look again
-            time.sleep(0.5)
-    with stream:
-        yield stream
+            except FileNotFoundError:  # retired meanwhile
+                raise error from None
+            except OSError:
+                pass
+        time.sleep(0.5)
