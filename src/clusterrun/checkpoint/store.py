@@ -97,6 +97,11 @@ class Store:
         found = [(int(name.split("-")[2]), self.directory / name) for name in self._names() if _BAD.fullmatch(name)]
         return sorted(found, reverse=True)
 
+    def being_written(self, attempt: int) -> int | None:
+        """Step of the checkpoint that this attempt is writing now, None when it writes none."""
+        found = [_TEMPORARY.fullmatch(name) for name in self._names()]
+        return max((int(m.group(1)) for m in found if m and int(m.group(2)) == attempt), default=None)
+
     def looks_whole(self, info: CheckpointInfo) -> bool:
         """A cheap check without reading the files: manifest intact, all files there with the right size."""
         if info.manifest is None:

@@ -6,6 +6,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from clusterrun.errors import ClusterrunError, ConfigError
@@ -56,3 +57,21 @@ def verb_parser(verb: str, description: str, example: str) -> argparse.ArgumentP
         epilog=f"example: {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def add_shared_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--shared-dir", type=Path, help="where runs are (default: CLUSTERRUN_SHARED_DIR or ~/clusterrun)"
+    )
+
+
+def shared_dir(options: argparse.Namespace) -> Path:
+    """Where the runs are that the verb is about."""
+    from clusterrun.rundir import default_shared_dir
+
+    given: Path | None = options.shared_dir
+    return given.expanduser().absolute() if given else default_shared_dir()
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")

@@ -2,4 +2,19 @@
 
 from __future__ import annotations
 
-VERBS = ("bench", "checkpoints", "export", "nodes", "plan", "preflight", "resume", "topo")
+VERBS = (
+    "bench",
+    "cancel",
+    "checkpoints",
+    "clean",
+    "clusters",
+    "export",
+    "logs",
+    "nodes",
+    "plan",
+    "preflight",
+    "requeue",
+    "resume",
+    "status",
+    "topo",
+)

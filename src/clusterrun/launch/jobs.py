@@ -23,12 +23,12 @@ from clusterrun.config.grace import signal_lead_s
 from clusterrun.config.schema import Accelerator, Executor, RunConfig
 from clusterrun.config.units import time_limit_minutes
 from clusterrun.errors import CommandError, RunError, SubmissionError
+from clusterrun.launch import queue
 from clusterrun.launch.conductor import Entry
-from clusterrun.launch.local_steps import processes_with
+from clusterrun.launch.local_steps import processes_by, processes_with
 from clusterrun.launch.sbatch import executor_for
 from clusterrun.rundir import RunDir, write_durably
 
-_SLURM_TIMEOUT_S = 60.0
 RUN_MARK = "CLUSTERRUN_RUN"
 _NO_LIMIT_MIN = 60 * 24 * 365  # submitit's local executor wants a limit
 
@@ -50,6 +50,7 @@ class Job:
     name: str  # in Slurm, which uses job ids again: the run id, or the sweep's
     workdir: str  # where it was submitted from: a user's own modules and relative paths mean this
     submitted: float  # unix time
+    cancelled: float | None = None  # unix time at which a person cancelled it; a pending job leaves no other trace
 
     @classmethod
     def of(cls, run: RunDir) -> Job:
@@ -87,38 +88,79 @@ def state_of(job: Job) -> tuple[JobState, str]:
 
 def states_of(jobs: Sequence[Job]) -> dict[str, tuple[JobState, str]]:
     """The same for many at once, by job id (12_3 for a task of an array): one squeue for all of Slurm's."""
-    found: dict[str, tuple[JobState, str]] = {}
+    seen = look(jobs)
+    return {job.job_id: (seen[job.run_dir].state, seen[job.run_dir].reason) for job in jobs}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A job as the scheduler has it."""
+
+    state: JobState
+    reason: str = ""  # in the scheduler's words; for unknown: why it could not be asked
+    entry: queue.Entry | None = None  # Slurm's whole line, while it knows the job
+
+
+def look(jobs: Sequence[Job]) -> dict[str, Seen]:
+    """Every job by its run directory: one squeue for all of Slurm's, one look at the processes for those here."""
+    found: dict[str, Seen] = {}
+    local = [job for job in jobs if job.executor == Executor.local.value]
     slurm = [job for job in jobs if job.executor == Executor.slurm.value]
-    for job in jobs:
-        if job.executor == Executor.local.value:
-            found[job.job_id] = (JobState.running if _local_processes(job) else JobState.ended), ""
-    if not slurm:
-        return found
-    argv = ["squeue", "--noheader", "--array", "--format=%i|%j|%T|%r", f"--user={os.getuid()}"]
-    try:
-        shown = process.run(argv, timeout_s=_SLURM_TIMEOUT_S)
-    except CommandError as error:
-        return {**found, **{job.job_id: (JobState.unknown, str(error)) for job in slurm}}
-    queue = {line.partition("|")[0]: line.split("|")[1:] for line in shown.splitlines()}
-    for job in slurm:
-        name, state, reason = (queue.get(job.job_id) or ["", "", ""])[:3]
-        if name != job.name:
-            found[job.job_id] = JobState.ended, ""
-        elif state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"):
-            found[job.job_id] = JobState.pending, reason
-        else:
-            alive = state in ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
-            found[job.job_id] = (JobState.running if alive else JobState.ended), ""
+    if local:
+        for job in local:
+            _reap(job)
+        alive = processes_by(RUN_MARK)
+        found.update({j.run_dir: Seen(JobState.running if alive.get(j.run_dir) else JobState.ended) for j in local})
+    if slurm:
+        try:
+            known = queue.in_queue()
+        except CommandError as error:
+            return {**found, **{job.run_dir: Seen(JobState.unknown, str(error)) for job in slurm}}
+        found.update({job.run_dir: _seen(job, known.get(job.job_id)) for job in slurm})
     return found
+
+
+def _seen(job: Job, entry: queue.Entry | None) -> Seen:
+    if entry is None or entry.name != job.name:  # Slurm uses job ids again
+        return Seen(JobState.ended)
+    if entry.is_pending:
+        return Seen(JobState.pending, entry.reason, entry)
+    return Seen(JobState.running if entry.is_alive else JobState.ended, entry=entry)
 
 
 def cancel(job: Job) -> None:
     """Ask the job to end. The conductor then stops the workers, who save."""
+    cancel_all([job])
+
+
+def cancel_all(jobs: Sequence[Job]) -> None:
+    """The same for many, by one scancel. Whoever asks has seen that they live."""
+    slurm = [job.job_id for job in jobs if job.executor == Executor.slurm.value]
+    if slurm:
+        process.run(["scancel", *slurm], timeout_s=queue.SLURM_TIMEOUT_S)
+    for job in jobs:
+        if job.executor == Executor.local.value and int(job.job_id) in _local_processes(job):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(job.job_id), signal.SIGTERM)
+
+
+def ask_to_requeue(job: Job) -> None:
+    """Tell the conductor of a running job to have the workers save, and to have itself queued again."""
     if job.executor == Executor.slurm.value:
-        process.run(["scancel", job.job_id], timeout_s=_SLURM_TIMEOUT_S)
-    elif int(job.job_id) in _local_processes(job):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(job.job_id), signal.SIGTERM)
+        # To the batch shell alone, which the conductor has taken the place of: as before a time limit.
+        process.run(["scancel", "--batch", "--signal=USR2", job.job_id], timeout_s=queue.SLURM_TIMEOUT_S)
+        return
+    for pid in _local_processes(job):
+        if _parent_of(pid) == int(job.job_id):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR2)
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
 
 
 def how_to_cancel(job: Job) -> str:
@@ -203,6 +245,11 @@ def _marked(run: RunDir) -> Iterator[None]:
 
 def _local_processes(job: Job) -> list[int]:
     """Ids of every process of a local run, found by the mark in their environment: ids alone are used again."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(int(job.job_id), os.WNOHANG)  # reap it when it was our own child
+    _reap(job)
     return processes_with(RUN_MARK, job.run_dir)
+
+
+def _reap(job: Job) -> None:
+    """When it was our own child."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(int(job.job_id), os.WNOHANG)

@@ -94,12 +94,21 @@ class LocalStep:
 
 def processes_with(variable: str, value: str) -> list[int]:
     """Ids of this user's living processes that were started with ``variable=value`` in their environment."""
-    mark = f"{variable}={value}".encode()
-    found = []
+    return processes_by(variable).get(value, [])
+
+
+def processes_by(variable: str) -> dict[str, list[int]]:
+    """The same for every value that ``variable`` has in some process."""
+    mark = f"{variable}=".encode()
+    found: dict[str, list[int]] = {}
     for directory in Path("/proc").glob("[0-9]*"):
         try:
-            if mark in (directory / "environ").read_bytes().split(b"\0") and _is_running(directory):
-                found.append(int(directory.name))
+            environment = (directory / "environ").read_bytes()
+            if mark not in environment:
+                continue
+            values = [item[len(mark) :] for item in environment.split(b"\0") if item.startswith(mark)]
+            if values and _is_running(directory):
+                found.setdefault(os.fsdecode(values[0]), []).append(int(directory.name))
         except OSError:  # ended meanwhile, or another user's
             continue
     return found

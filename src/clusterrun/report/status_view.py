@@ -1,0 +1,122 @@
+"""A table of runs, narrow enough for a terminal and whole in a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.segment import Segments
+from rich.table import Table
+from rich.text import Text
+
+from clusterrun.report.follow import clock
+
+_STYLES = {
+    "done": "green",
+    "running": "cyan",
+    "saving": "cyan",
+    "requeued": "yellow",
+    "pending": "yellow",
+    "stopped": "yellow",
+    "cancelled": "yellow",
+    "failed": "bold red",
+    "unknown": "bold red",
+}
+_MOST_NODES = 3
+_WIDTH = 400  # columns: a table squeezed into a narrow terminal loses cells; long lines are wrapped by the terminal
+
+Row = Mapping[str, Any]  # as RunStatus.as_json() gives it
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """One line per run: state, progress, speed, nodes; then why, which is the longest."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("run", "state", "step", "loss", "samples/s", "ETA", "goodput", "nodes", "age", "why"):
+        shown.add_column(name, no_wrap=True, justify="left" if name in ("run", "state", "nodes", "why") else "right")
+    for row in rows:
+        state = str(row["state"])
+        shown.add_row(
+            Text(f"{row['sweep']}/{row['id']}" if row["sweep"] else str(row["id"])),
+            Text(state, style=_STYLES.get(state, "")),
+            *map(Text, (_step(row), _number(row["loss"], ".4f"), _number(row["samples_per_s"], ",.0f"))),
+            *map(Text, (clock(row["eta_s"]) if row["eta_s"] is not None else "-", _percent(row["goodput_percent"]))),
+            *map(Text, (nodes(row["nodes"]), age(row["submitted"]), _why(row))),
+        )
+    return shown
+
+
+def show(rows: Sequence[Row], console: Console, notes: Sequence[str] = ()) -> None:
+    """Print the table, and what there is to say below it."""
+    if rows:
+        print_whole(table(rows), console)
+    for note in notes:
+        console.print(note, markup=False, soft_wrap=True, highlight=False)
+
+
+def print_whole(what: Table, console: Console) -> None:
+    """Every cell, however narrow the terminal is, which wraps long lines itself."""
+    wide = console.render(what, console.options.update_width(_WIDTH))
+    console.print(Segments(_without_trailing_blanks(wide)), end="", soft_wrap=True)
+
+
+def live(rows: Sequence[Row], notes: Sequence[str]) -> Group:
+    """The same, for a display that is drawn again and again."""
+    return Group(table(rows), *(Text(note) for note in notes))
+
+
+def nodes(names: Sequence[str]) -> str:
+    """c1,c2 or c1,c2,.. (8)"""
+    if len(names) <= _MOST_NODES:
+        return ",".join(names) or "-"
+    return f"{','.join(names[: _MOST_NODES - 1])},.. ({len(names)})"
+
+
+def age(since: float | None, now: float | None = None) -> str:
+    """How long ago, in its two largest units: 45 s, 12 min, 3 h, 5 d."""
+    if since is None:
+        return "-"
+    seconds = max(0.0, (time.time() if now is None else now) - since)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _why(row: Row) -> str:
+    parts = [str(row["why"])] if row["why"] else []
+    if row["state"] in ("pending", "requeued") and row["expected_start"]:
+        parts.append(f"expected {str(row['expected_start']).replace('T', ' ')}")
+    if row["state"] == "done" and row["metric"] and row["value"] is not None:
+        parts.append(f"{row['metric']} {row['value']:.4f}")
+    return "; ".join(parts).partition("\n")[0]
+
+
+def _step(row: Row) -> str:
+    if row["step"] is None:
+        return "-"
+    return f"{row['step']}/{row['total_steps']}" if row["total_steps"] else str(row["step"])
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}%"
+
+
+def _without_trailing_blanks(segments: Any) -> list[Any]:
+    """rich fills each line with blanks to the width; files and copies are better without."""
+    from rich.segment import Segment
+
+    lines = Segment.split_lines(segments)
+    found: list[Any] = []
+    for line in lines:
+        while line and not line[-1].text.strip() and not line[-1].control:
+            line.pop()
+        if line:
+            line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
+        found += [*line, Segment.line()]
+    return found
