@@ -322,6 +322,25 @@ def test_no_valid_checkpoint_ends_the_run(make_run: Callable[..., Run]) -> None:
     assert run.events(1, "start") == []
 
 
+def test_saving_by_time_and_by_score_in_the_background(make_run: Callable[..., Run]) -> None:
+    run = make_run(step_s=0.04)
+    run.config.train.validate_every_steps = 8
+    run.config.checkpoint = CheckpointConfig(every_steps=None, every_minutes=0.005, async_save=True, keep_best=1)
+    run.train(0)
+    saves = run.events(0, "checkpoint")
+    assert {event["reason"] for event in saves} == {"time", "best", "end"}
+    assert all(event["ok"] and event["stall_s"] <= event["seconds"] for event in saves)
+    evals = {event["step"]: event["loss"] for event in run.events(0, "eval") if event["step"] < 40}
+    store = Store(run.run.checkpoints)
+    assert {step: score.loss for step, score in store.scores(pytest.fail).items() if step < 40} == evals
+    kept = [info.step for info in store.list()]
+    assert kept[0] == 40
+    assert store.latest_step() == 40
+    assert all(store.verify(info) == [] for info in store.list())
+    best = min(store.scores(pytest.fail).items(), key=lambda item: item[1].loss)[0]
+    assert best in kept
+
+
 @pytest.mark.parametrize(("error", "says"), [("EIO", "Input/output error"), ("EDQUOT", "Disk quota exceeded")])
 def test_a_failing_disk_does_not_end_the_training(make_run: Callable[..., Run], error: str, says: str) -> None:
     """The kernel's own answer to every fsync on one rank; NFS tells of a quota just so."""

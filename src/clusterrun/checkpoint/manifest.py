@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import xxhash
 
@@ -75,12 +76,13 @@ class Manifest:
         return manifest
 
 
-def hash_stream(stream: BinaryIO) -> tuple[int, str]:
+def hash_stream(stream: io.BufferedIOBase | io.RawIOBase) -> tuple[int, str]:
     """Size in bytes and digest of what is left to read."""
     size, state = 0, xxhash.xxh3_128()
-    while block := stream.read(BLOCK):
-        size += len(block)
-        state.update(block)
+    block = memoryview(bytearray(BLOCK))  # one for all: new memory for each would cost more than the hashing
+    while count := stream.readinto(block):
+        size += count
+        state.update(block[:count])
     return size, state.hexdigest()
 
 

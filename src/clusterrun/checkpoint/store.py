@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from clusterrun.checkpoint.manifest import MANIFEST, FileRecord, Manifest, hash_stream
 from clusterrun.checkpoint.retention import Keep, Score
@@ -285,7 +286,7 @@ def _write_new(path: Path, text: str) -> None:
         os.fsync(out.fileno())
 
 
-def _patiently(path: Path, deadline: float, read: Callable[[BinaryIO], T]) -> T:
+def _patiently(path: Path, deadline: float, read: Callable[[io.FileIO], T]) -> T:
     """What ``read`` makes of a file. While it is missing or its handle is stale it is looked for again, until
     ``deadline`` (of time.monotonic) or until its directory is gone too.
 
@@ -294,7 +295,7 @@ def _patiently(path: Path, deadline: float, read: Callable[[BinaryIO], T]) -> T:
     tries_left = 1
     while True:
         try:
-            with path.open("rb") as stream:
+            with path.open("rb", buffering=0) as stream:
                 return read(stream)
         except OSError as error:
             if error.errno in (errno.EIO, errno.ESTALE) and tries_left:
