@@ -7,6 +7,7 @@ needs to have been there to write that down.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -75,9 +76,13 @@ class Attempt:
         return self.ended is None
 
 
+STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
+
+
 @dataclass
 class Ledger:
     path: Path
+    patience_s: float = 600.0  # with storage that is full or failing
 
     def attempts(self) -> list[Attempt]:
         """All attempts, oldest first, read afresh."""
@@ -169,10 +174,23 @@ class Ledger:
         return count
 
     def _append(self, **record: Any) -> None:
+        """Add a line. Storage that is full or failing is given time: a run must not end because of its diary."""
+        end = time.monotonic() + self.patience_s
+        while True:
+            try:
+                return self._append_once(record)
+            except OSError as error:
+                if error.errno not in STORAGE_ERRORS or time.monotonic() > end:
+                    raise
+            time.sleep(1.0)
+
+    def _append_once(self, record: dict[str, Any]) -> None:
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             line = json.dumps(record) + "\n"
-            os.write(fd, (line if self._ends_clean() else "\n" + line).encode())
+            data = (line if self._ends_clean() else "\n" + line).encode()
+            if os.write(fd, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             os.fsync(fd)
         finally:
             os.close(fd)

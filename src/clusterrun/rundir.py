@@ -4,6 +4,7 @@
       config.yaml  plan.json  submission.sh     written once, at submission
       job.json                                  where it was submitted: executor, job id
       ledger.jsonl                              written by the conductor alone
+      fence.json                                which attempt may write (fence.py)
       submitit/                                 submitit's pickle and the conductor's own output
       attempts/<n>/preflight/<node>.json        attempts/<n>/logs/<node>.<rank>.{out,err}
       attempts/<n>/events/<node>.<rank>.jsonl   attempts/<n>/steps/<step>.{out,err}
@@ -182,6 +183,10 @@ class RunDir:
     @property
     def ledger(self) -> Path:
         return self.root / "ledger.jsonl"
+
+    @property
+    def fence(self) -> Path:
+        return self.root / "fence.json"
 
     @property
     def submitit(self) -> Path:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.launch.outcome import How, Outcome, judge
+from clusterrun.launch.outcome import How, Outcome, judge, of_the_machinery, signature
 
 NODES = ("c1", "c2", "c3")
 DONE = Outcome(How.done)
@@ -116,3 +116,43 @@ def test_any_mixture_has_one_verdict(said: list[Outcome | None]) -> None:
     assert (end.how is How.done) == (all(one is not None and one.how is How.done for one in said))
     assert end.outcome is None or words[end.node or ""] == end.outcome
     assert set(end.lost) <= set(nodes) - set(words)
+
+
+def test_whoever_started_the_agents_is_gone() -> None:
+    assert judge(NODES, {}).all_lost
+    assert not judge(NODES, {"c1": failed(1.0)}).all_lost
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]",
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error",
+        "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms",
+        "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+        "OSError: [Errno 116] Stale file handle: '/nfs/data/shard-3'",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+    ],
+)
+def test_errors_of_what_the_task_runs_on(message: str) -> None:
+    assert of_the_machinery(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "ValueError: the test task was told to fail here",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (16x784 and 10x5)",
+        "ModuleNotFoundError: No module named 'connection'",
+        "AssertionError",
+        "",
+    ],
+)
+def test_errors_of_the_task(message: str) -> None:
+    assert not of_the_machinery(message)
+
+
+def test_the_same_error_has_the_same_signature() -> None:
+    one = "RuntimeError: Connection closed by peer [10.77.0.12]:18351 at 0x7f57"
+    assert signature(one) == signature("RuntimeError: Connection closed by peer [10.77.0.14]:99 at 0xffff")
+    assert signature(one) != signature("RuntimeError: Connection reset by peer [10.77.0.12]:18351 at 0x7f57")

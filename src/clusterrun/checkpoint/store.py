@@ -72,10 +72,12 @@ class Store:
     Attributes:
         directory: where they are; need not exist yet.
         patience_s: how long a file of a checkpoint younger than that may stay invisible: an NFS client can lag so far.
+        guard: raises FencedError when this process may no longer change names here; asked right before each change.
     """
 
     directory: Path
     patience_s: float = 30.0
+    guard: Callable[[], None] = lambda: None
 
     def list(self) -> Listing:
         """Published checkpoints, newest first. Reads the manifests, but not the other files."""
@@ -151,6 +153,7 @@ class Store:
 
         Raises:
             OSError: the disk is full or failing. Nothing was published, and what was there before is untouched.
+            FencedError: this is an attempt that another one has taken the place of.
         """
         target = self.directory / step_name(manifest.step)
         _write_new(temporary / MANIFEST, manifest.to_json())
@@ -162,6 +165,7 @@ class Store:
                 return present
             self.set_aside(present)
             warn(f"{target}: was invalid and is set aside; writing that step anew")
+        self.guard()
         try:
             os.rename(temporary, target)
         except OSError:
@@ -184,6 +188,7 @@ class Store:
     def set_aside(self, info: CheckpointInfo) -> Path:
         """Rename an invalid checkpoint so that nothing takes it for valid, and keep it. Raises CheckpointError."""
         aside = self.directory / f".bad-{info.path.name}-{secrets.token_hex(4)}"
+        self.guard()
         try:
             self._rename(info.path, aside)
             sync_directory(self.directory)
@@ -192,13 +197,14 @@ class Store:
         return aside
 
     def retain(self, keep: Keep, warn: Warn) -> Listing:
-        """Remove those that look whole and that ``keep`` does not want. Returns what was removed; never raises.
+        """Remove those that look whole and that ``keep`` does not want. Returns what was removed.
 
-        Checkpoints that do not look whole are neither counted nor touched.
+        Checkpoints that do not look whole are neither counted nor touched. Raises FencedError, nothing else.
         """
         removed = []
         whole = [info for info in self.list() if self.looks_whole(info)]
         kept = keep.steps((info.step for info in whole), self.scores(warn) if keep.best else {})
+        self.guard()
         for info in whole:
             if info.step in kept:
                 continue

@@ -159,6 +159,7 @@ class ClusterConfig:
     description: str = ""
     executor: Executor = Executor.local
     nodes: int = 1  # nodes that train
+    min_nodes: int | None = None  # go on with so few when others failed and there is no spare; null: with `nodes` only
     spare_nodes: int = 0  # allocated beyond `nodes`, used when another fails
     gpus_per_node: int = 0  # what a node has
     nproc_per_node: int = 1  # workers per node; one GPU each with accelerator=cuda
@@ -248,8 +249,16 @@ class PreflightConfig:
 
 @dataclass
 class RecoveryConfig:
-    requeue: bool = True  # after preemption or the time limit
+    requeue: bool = True  # after preemption, the time limit, or a lost node that no spare can replace
     max_stalled_attempts: int = 3  # attempts in a row without a newer checkpoint before the run stops with exit 93
+    restart_on_error: bool = False  # also after an ordinary exception of the task, which is mostly a bug and stays one
+    hang_factor: float = 30.0  # no step for so many times the median step: hung, ended, started again; 0: never
+    hang_floor_s: float = 300.0  # but not before so many seconds without a step
+    hang_warmup_steps: int = 10  # until so many steps are done, and for the start, hang_start_s holds instead
+    hang_start_s: float = 3600.0  # seconds from a worker's start to its first step, or for each of the first steps
+    straggler_factor: float = 1.5  # a rank slower than the median of its peers by so much is named; 0: never
+    straggler_for_s: float = 60.0  # when it lasts so long, seconds
+    heartbeat_s: float = 15.0  # how often each node tells the conductor how fast it is, seconds
 
 
 class Objective(Enum):

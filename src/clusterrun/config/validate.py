@@ -95,6 +95,11 @@ def validated(config: RunConfig) -> RunConfig:
     _check_bench(config.bench)
     if config.train.task is not None:
         batch_sizes(config.train, config.world_size)
+    if config.cluster.min_nodes is not None and config.train.task is not None:
+        try:
+            batch_sizes(config.train, config.cluster.min_nodes * config.cluster.nproc_per_node)
+        except ConfigError as error:
+            raise ConfigError(f"cluster.min_nodes={config.cluster.min_nodes}: {error}") from None
     return config
 
 
@@ -109,6 +114,8 @@ def _check_cluster(cluster: ClusterConfig) -> None:
         raise ConfigError(f"cluster.name={cluster.name}: letters, digits, '.', '_' and '-' only")
     _between("cluster.nodes", cluster.nodes, 1, 100_000)
     _between("cluster.spare_nodes", cluster.spare_nodes, 0, 100_000)
+    if cluster.min_nodes is not None:
+        _between("cluster.min_nodes", cluster.min_nodes, 1, cluster.nodes)
     _between("cluster.nproc_per_node", cluster.nproc_per_node, 1, 1024)
     _between("cluster.gpus_per_node", cluster.gpus_per_node, 0, 1024)
     _between("cluster.cpus_per_proc", cluster.cpus_per_proc, 1, 4096)
@@ -263,6 +270,15 @@ def _check_preflight(preflight: PreflightConfig) -> None:
 
 def _check_recovery(recovery: RecoveryConfig) -> None:
     _between("recovery.max_stalled_attempts", recovery.max_stalled_attempts, 1, 1000)
+    for name in ("hang_factor", "straggler_factor"):
+        value = getattr(recovery, name)
+        if value != 0:
+            _between(f"recovery.{name} (0: off)", value, 1, 1e6)
+    _between("recovery.hang_floor_s", recovery.hang_floor_s, 1, 7 * 24 * 3600)
+    _between("recovery.hang_warmup_steps", recovery.hang_warmup_steps, 0, 10**6)
+    _between("recovery.hang_start_s", recovery.hang_start_s, 1, 7 * 24 * 3600)
+    _between("recovery.straggler_for_s", recovery.straggler_for_s, 0, 7 * 24 * 3600)
+    _between("recovery.heartbeat_s", recovery.heartbeat_s, 0.2, 3600)
 
 
 def _check_bench(bench: BenchConfig) -> None:

@@ -7,12 +7,14 @@ What it adds to plain torchrun:
 - one log file per rank, named by node and rank;
 - SIGTERM and SIGUSR2 mean "save at the next step boundary": they are passed on to the workers and the agent lives on
   (plain torchrun would end the workers 30 s later, saved or not);
+- it watches the workers' signs of life, and tells the conductor of hangs and of how fast each rank is (``lookout``);
 - at its end it prints one outcome frame that the conductor reads.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import signal
 import sys
@@ -24,9 +26,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from clusterrun import frames, network, process
+from clusterrun import frames, network, process, pulse
 from clusterrun.config import frozen
 from clusterrun.config.grace import save_grace_s
+from clusterrun.launch.lookout import Lookout, catches
 from clusterrun.launch.outcome import FRAME, How, Outcome
 from clusterrun.preflight.probe import node_name
 from clusterrun.rundir import AttemptDir, RunDir
@@ -63,13 +66,21 @@ def main() -> int:
         os.environ["CLUSTERRUN_STOP_FILE"] = str(stop.file)
         os.environ["CLUSTERRUN_RUN_DIR"] = str(args.run_dir)
         os.environ["CLUSTERRUN_ATTEMPT"] = str(args.attempt)
-        os.environ["CLUSTERRUN_GRACE_S"] = f"{save_grace_s(frozen.load(RunDir(args.run_dir).config)):g}"
-        outcome = run(torchrun, RunDir(args.run_dir).attempt(args.attempt), args.interface, stop)
+        run_dir = RunDir(args.run_dir)
+        config = frozen.load(run_dir.config)
+        os.environ["CLUSTERRUN_GRACE_S"] = f"{save_grace_s(config):g}"
+        pulses = Path(scratch) / "pulse"
+        pulses.mkdir()
+        os.environ[pulse.DIRECTORY] = str(pulses)
+        lookout = Lookout(pulses, node, _nodes(torchrun), config)
+        lookout.start()
+        outcome = run(torchrun, run_dir.attempt(args.attempt), args.interface, stop)
+        outcome = dataclasses.replace(outcome, step=lookout.step())
         if stop.requested and outcome.how is not How.port_taken:
             # Workers that have no handler die of the signal; that is a stop, not a failure.
             saved = stopped_file.exists()
             if saved or outcome.how is not How.done:
-                outcome = Outcome(How.stopped, saved=saved, message=outcome.message)
+                outcome = Outcome(How.stopped, saved=saved, message=outcome.message, step=outcome.step)
     sys.stdout.write(frames.encode(FRAME, node, outcome.as_json()))
     sys.stdout.flush()
     return {How.done: 0, How.stopped: 75}.get(outcome.how, 1)
@@ -95,6 +106,10 @@ def run(torchrun: Sequence[str], attempt: AttemptDir, interface: str | None, sto
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # number GPUs as nvidia-smi does
     args.local_addr = address
     args.rdzv_conf = f"is_host={int(index == 0)}," + args.rdzv_conf
+    if args.max_restarts:
+        # torch 2.13 keeps one store for all rounds of a rendezvous, without a prefix: workers that were started again
+        # find the addresses of those before, and Gloo is refused. With this each round gets a store of its own.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     config, command, command_args = config_from_args(args)
     config.signals_to_handle = "SIGINT,SIGHUP,SIGQUIT"
     config.shutdown_timeout = _SHUTDOWN_TIMEOUT_S
@@ -116,6 +131,10 @@ def run(torchrun: Sequence[str], attempt: AttemptDir, interface: str | None, sto
     except StoppedBeforeStartError:
         return Outcome(How.stopped, message="told to stop before the workers started")
     return Outcome(How.done)
+
+
+def _nodes(torchrun: Sequence[str]) -> int:
+    return next((int(a.partition("=")[2]) for a in torchrun if a.startswith("--nnodes=")), 1)
 
 
 class StoppedBeforeStartError(Exception):
@@ -146,7 +165,7 @@ class StopForwarder:
         while True:
             for pid in _children():
                 patient = time.monotonic() - begin < _HANDLER_PATIENCE_S
-                if pid not in told and (_catches_sigterm(pid) or not patient):
+                if pid not in told and (catches(pid, signal.SIGTERM) or not patient):
                     told.add(pid)
                     try:
                         os.kill(pid, signal.SIGTERM)
@@ -166,16 +185,6 @@ def _children() -> list[int]:
         if fields[1] == own:
             found.append(int(stat.parent.name))
     return found
-
-
-def _catches_sigterm(pid: int) -> bool:
-    """Whether a process has installed a handler for SIGTERM (its bit in SigCgt of /proc/<pid>/status)."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
 def _message(failure: ProcessFailure, attempt: AttemptDir, rank: int) -> str:

@@ -14,7 +14,7 @@ from clusterrun import process
 from clusterrun.config.schema import ClusterConfig, Executor
 from clusterrun.errors import CommandError, ExitCode
 from clusterrun.launch.local_steps import LocalSteps
-from clusterrun.launch.slurm_steps import SLURM_TIMEOUT_S, SlurmSteps
+from clusterrun.launch.slurm_steps import SLURM_TIMEOUT_S, SlurmSteps, ask_controller
 from clusterrun.launch.steps import StepRunner
 from clusterrun.ledger import Ending
 
@@ -31,6 +31,10 @@ class Allocation(Protocol):
 
     def why_stopped(self, signals: set[str]) -> Ending:
         """What a stop was about; ``signals`` names those that the conductor got, none when only the tasks got one."""
+        ...
+
+    def queued_since(self) -> float | None:
+        """Unix time at which the job was submitted, or queued again, before it started; None when nobody knows."""
         ...
 
     def requeue(self, without: Sequence[str]) -> int:
@@ -72,9 +76,16 @@ class SlurmAllocation:
             return Ending.time_limit
         return Ending.stopped
 
+    def queued_since(self) -> float | None:
+        try:
+            job = process.run(["scontrol", "show", "job", self.job_id, "--oneliner"], timeout_s=SLURM_TIMEOUT_S)
+        except CommandError:
+            return None
+        return _unix_time(_field(job, "SubmitTime"))
+
     def requeue(self, without: Sequence[str]) -> int:
         if not self._requeued:
-            process.run(["scontrol", "requeue", self.job_id], timeout_s=SLURM_TIMEOUT_S)
+            ask_controller(["scontrol", "requeue", self.job_id])
         if without:
             self._avoid(without)
         return int(ExitCode.REQUEUE)
@@ -105,6 +116,9 @@ class LocalAllocation:
             return Ending.cancelled
         return Ending.time_limit if "SIGUSR2" in signals else Ending.stopped
 
+    def queued_since(self) -> float | None:
+        return None
+
     def requeue(self, without: Sequence[str]) -> int:
         return int(LOCAL_REQUEUE_RETURN_CODE)  # submitit's local controller starts the task again
 
@@ -123,9 +137,14 @@ def _field(job: str, name: str) -> str:
 
 def _seconds_until(text: str) -> float | None:
     """Seconds from now to a time as scontrol prints it; None for Unknown and the like."""
+    at = _unix_time(text)
+    return None if at is None else at - time.time()
+
+
+def _unix_time(text: str) -> float | None:
     if not re.match(r"\d{4}-", text):
         return None
-    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) - time.time()
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
 
 
 def _ran_out(job: str) -> bool:

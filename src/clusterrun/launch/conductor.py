@@ -9,32 +9,52 @@ import secrets
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from clusterrun import frames, process
+from clusterrun import fence, process
 from clusterrun.checkpoint.store import Store
 from clusterrun.config import frozen
+from clusterrun.config.batch import batch_sizes
 from clusterrun.config.grace import save_grace_s, signal_lead_s
 from clusterrun.config.schema import Action, Executor, OnShortage, RunConfig
-from clusterrun.errors import CommandError, ExitCode
+from clusterrun.errors import CommandError, ConfigError, ExitCode
+from clusterrun.fence import Claim, Fence, FencedError
 from clusterrun.launch import exclusions
-from clusterrun.launch import outcome as outcomes
 from clusterrun.launch.allocation import Allocation, allocation_for
-from clusterrun.launch.outcome import How, Outcome, StepEnd, judge
+from clusterrun.launch.hang import Blame
+from clusterrun.launch.outcome import How, StepEnd, judge, of_the_machinery, signature
 from clusterrun.launch.plan import step_environment, training_argv
 from clusterrun.launch.preflight_step import Preflight, run_preflight
 from clusterrun.launch.refusals import to_exclude
 from clusterrun.launch.steps import Step, StepSpec
-from clusterrun.ledger import Ending, Ledger
+from clusterrun.launch.stragglers import Straggler
+from clusterrun.launch.watch import StepWatch
+from clusterrun.ledger import STORAGE_ERRORS, Ending, Ledger
 from clusterrun.preflight.report import NodeReport
 from clusterrun.rundir import AttemptDir, RunDir
 
 _POLL_S = 0.05
 _STOP_REPEAT_S = 10.0
 _PORT_TRIES = 3
+# How long the shared directory may fail before a conductor that can't read the fence gives up, seconds.
+_STORAGE_PATIENCE_S = 600.0
+_STORAGE_PAUSE_S = 20.0
 _REQUEUED = (Ending.preempted, Ending.time_limit, Ending.requeued, Ending.stopped)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one attempt ended. ``requeue``: this allocation has too few nodes left to go on in it."""
+
+    ending: Ending
+    message: str = ""
+    saved: bool = False  # the workers said that they saved
+    error: str | None = None  # for the ledger: what went wrong, and at which step
+    step: int | None = None
+    requeue: bool = False
 
 
 class Conductor:
@@ -50,33 +70,77 @@ class Conductor:
         self._ledger = Ledger(run.ledger)
         self._store = Store(run.checkpoints)
         self._signals: set[str] = set()
+        self._fence = Fence(run.fence)
+        self._claim: Claim | None = None
+        # Nodes of this allocation that Slurm lost or that nobody can reach: not used again.
+        self._lost: set[str] = set()
+        # Those whose agent vanished: used again only when there are no others.
+        self._suspects: set[str] = set()
 
     def conduct(self) -> int:
         """Attempts until the run ends or has to be queued again; the exit code for the job."""
         for stop in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
             signal.signal(stop, self._on_signal)
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
+        try:
+            return self._attempts()
+        except FencedError as error:
+            # Cut off from the scheduler, which has started the run elsewhere. Nothing here is ours any more.
+            self._say(f"{error}; this one ends")
+            return int(ExitCode.REQUEUE)
+
+    def _attempts(self) -> int:
+        queued_since = self._allocation.queued_since()
         while True:
+            self._still_ours()
             stalled = self._ledger.stalled(self._store.latest_step())
             if stalled >= self._config.recovery.max_stalled_attempts:
-                return self._give_up(stalled)
+                return self._give_up(f"{stalled} attempts in a row without a newer checkpoint")
             number = self._ledger.start(
-                reason=self._reason(), job_id=self._allocation.job_id, saved_before=self._store.latest_step()
+                reason=self._reason(),
+                job_id=self._allocation.job_id,
+                saved_before=self._store.latest_step(),
+                queued_since=queued_since,
             )
+            self._claim, queued_since = self._fence.take(number), None
             attempt = self._run.attempt(number)
             attempt.make()
             try:
-                ending, message, saved = self._attempt(attempt)
+                result = self._attempt(attempt)
+            except FencedError:
+                raise
             except Exception as error:  # the ledger must say how it ended, whatever it was
-                traceback.print_exc()
-                ending, message, saved = Ending.internal_error, f"{type(error).__name__}: {error}", False
-            code = self._finish(number, ending, message, progressed=saved and self._config.train.script is not None)
+                if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
+                    self._say(f"{error}: trying again in {_STORAGE_PAUSE_S:g} s")
+                    time.sleep(_STORAGE_PAUSE_S)
+                    result = Result(Ending.crashed, str(error))
+                else:
+                    traceback.print_exc()
+                    result = Result(Ending.internal_error, f"{type(error).__name__}: {error}")
+            self._still_ours()
+            code = self._finish(number, result)
             if code is not None:
                 return code
 
-    def _attempt(self, attempt: AttemptDir) -> tuple[Ending, str, bool]:
-        """One start: how it ended, why, and whether the workers said that they saved."""
+    def _still_ours(self) -> None:
+        """Before anything that belongs to all attempts is changed. Raises FencedError."""
+        end = time.monotonic() + _STORAGE_PATIENCE_S
+        while self._claim is not None:
+            try:
+                return self._fence.check(self._claim)
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(1.0)
+        return None
+
+    def _attempt(self, attempt: AttemptDir) -> Result:
+        """One start."""
         for port_try in range(_PORT_TRIES):
+            nodes = self._usable_nodes()
+            if self._lost and nodes_to_go_on_with(self._config, len(nodes)) is None:
+                message = f"{len(nodes)} nodes are left without {', '.join(sorted(self._lost))}"
+                return Result(Ending.not_enough_nodes, message, requeue=True)
             preflight = run_preflight(
                 self._run,
                 self._config,
@@ -84,24 +148,47 @@ class Conductor:
                 self._allocation.steps,
                 say=self._say,
                 told_to_stop=lambda: bool(self._signals),
+                nodes=nodes,
             )
             if self._signals:
-                return self._allocation.why_stopped(self._signals), "told to stop during preflight", False
+                return Result(self._allocation.why_stopped(self._signals), "told to stop during preflight")
             self._exclude(preflight)
             decision = preflight.decision
             why = "; ".join(f"{node}: {reason}" for node, reason in decision.bad.items())
             if self._config.action is Action.preflight:
-                return (Ending.preflight_refused if decision.bad else Ending.done), why, False
-            if len(decision.chosen) < self._config.cluster.nodes:
-                message = f"{len(decision.chosen)} of {self._config.cluster.nodes} nodes healthy. {why}"
-                return (Ending.not_enough_nodes if decision.chosen else Ending.preflight_refused), message, False
-            self._ledger.chose(attempt.number, list(decision.chosen))
-            end = self._train(attempt, preflight.chosen)
+                return Result(Ending.preflight_refused if decision.bad else Ending.done, why)
+            wanted, chosen = self._config.cluster.nodes, preflight.chosen
+            if len(chosen) < wanted:
+                message = f"{len(chosen)} of {wanted} nodes healthy. {why}"
+                count = nodes_to_go_on_with(self._config, len(chosen))
+                if count is None:
+                    refused = Ending.not_enough_nodes if chosen else Ending.preflight_refused
+                    return Result(refused, message, requeue=self._has_lost_nodes())
+                chosen = chosen[:count]
+                self._notice(attempt.number, "fewer_nodes", f"going on with {count} nodes: {message}")
+            self._ledger.chose(attempt.number, [report.node for report in chosen])
+            self._still_ours()
+            end, blame = self._train(attempt, chosen)
             if end.how is How.port_taken and port_try + 1 < _PORT_TRIES:
                 self._say(f"{end.outcome.message if end.outcome else 'port taken'}; trying another")
                 continue
-            return *self._explain(end), end.outcome is not None and end.outcome.saved
+            return self._explain(end, blame)
         raise AssertionError("unreachable")
+
+    def _usable_nodes(self) -> list[str]:
+        """The allocation's nodes, without those that vanished before as long as there are enough others."""
+        nodes = [node for node in self._allocation.steps.nodes() if node not in self._lost]
+        sound = [node for node in nodes if node not in self._suspects]
+        return sound if len(sound) >= self._config.cluster.nodes else nodes
+
+    def _has_lost_nodes(self) -> bool:
+        """Whether this allocation has become smaller than it was, so that a new one can do better."""
+        cluster = self._config.cluster
+        return bool(self._lost) or len(self._allocation.steps.nodes()) < cluster.nodes + cluster.spare_nodes
+
+    def _notice(self, number: int, kind: str, message: str, node: str | None = None, rank: int | None = None) -> None:
+        self._ledger.notice(number, kind, message, node=node, rank=rank)
+        self._say(message)
 
     def _exclude(self, preflight: Preflight) -> None:
         """Remember refused nodes, so that later submissions avoid them."""
@@ -115,23 +202,34 @@ class Conductor:
             listed.add(entry)
             self._say(f"{entry.node} is left out of later submissions for {settings.exclude_for_h:g} h: {entry.reason}")
 
-    def _train(self, attempt: AttemptDir, chosen: list[NodeReport]) -> StepEnd:
+    def _train(self, attempt: AttemptDir, chosen: Sequence[NodeReport]) -> tuple[StepEnd, Blame | None]:
         head, nodes = chosen[0], [report.node for report in chosen]
         out, err = attempt.step_output("training")
-        reader = frames.FileReader(outcomes.FRAME, out)
+        assert self._claim is not None
+
+        def tell(straggler: Straggler, node: str) -> None:
+            self._notice(attempt.number, "straggler", f"{node}: {straggler}", node, straggler.rank)
+
+        watch = StepWatch(self._config, nodes, out, err, nodes_left=self._allocation.steps.nodes, tell=tell)
         endpoint = f"{head.address}:{head.port}"
-        argv = training_argv(self._config, self._run, attempt.number, endpoint, secrets.token_hex(16))
+        argv = training_argv(self._config, self._run, attempt.number, endpoint, secrets.token_hex(16), len(nodes))
+        env = {**step_environment(self._config), fence.NONCE: self._claim.nonce}
         what = "training" if self._config.action is Action.train else self._config.action.value
         self._say(f"{what}: attempt {attempt.number} on {', '.join(nodes)}, rendezvous at {endpoint}")
-        step = self._allocation.steps.start(StepSpec("training", nodes, argv, out, err, step_environment(self._config)))
-        self._watch(step)
+        step = self._allocation.steps.start(StepSpec("training", nodes, argv, out, err, env))
+        self._wait(step, watch)
         step.kill()  # nothing of it may live on into the next attempt
-        reader.poll()
-        said = {n: Outcome.from_json(v) for n, v in reader.messages().items() if n in nodes}
-        return judge(nodes, said)
+        end = judge(nodes, watch.outcomes())
+        self._lost |= watch.lost
+        if watch.blame is None and len(end.lost) < len(nodes):
+            self._suspects |= set(end.lost)
+        if watch.blame is not None:
+            self._lost |= set(watch.blame.silent)
+            self._notice(attempt.number, "hung", watch.blame.message, watch.blame.node, watch.blame.rank)
+        return end, watch.blame
 
-    def _watch(self, step: Step) -> None:
-        """Until the step has ended. A signal is passed on; workers that then take too long are given up.
+    def _wait(self, step: Step, watch: StepWatch) -> None:
+        """Until the step has ended, or can't go on. A signal is passed on; workers that take too long are given up.
 
         Too long: what is left must do for the requeue, since a job that runs into its time limit is not requeued.
         """
@@ -145,59 +243,91 @@ class Conductor:
             if first and now - first > save_grace_s(self._config):
                 self._say(f"the workers did not stop within {now - first:.0f} s: ending them")
                 return
+            reason = watch.look()
+            if reason is not None:
+                self._say(f"ending the step: {reason}")
+                return
             time.sleep(_POLL_S)
 
-    def _explain(self, end: StepEnd) -> tuple[Ending, str]:
+    def _explain(self, end: StepEnd, blame: Blame | None) -> Result:
         """The ledger's word for how a training step ended."""
+        outcome = end.outcome
         where = f"{end.node}: " if end.node else ""
-        rank = f"rank {end.outcome.rank}: " if end.outcome and end.outcome.rank is not None else ""
-        said = end.outcome.message if end.outcome else ""
+        rank = f"rank {outcome.rank}: " if outcome and outcome.rank is not None else ""
+        said = outcome.message if outcome else ""
+        saved = outcome is not None and outcome.saved
+        step = outcome.step if outcome else None
         if end.how is How.done:
-            return Ending.done, ""
+            return Result(Ending.done)
         if self._signals or end.how is How.stopped:
             why = self._allocation.why_stopped(self._signals)
-            saved = end.outcome is not None and end.outcome.saved
-            return why, "state saved" if saved else f"nothing was saved. {where}{rank}{said}".strip()
-        if end.lost:
-            return Ending.node_lost, f"no word from {', '.join(end.lost)}"
-        if end.how is How.failed:
-            code = end.outcome.exit_code if end.outcome else None
-            return Ending.user_code_failed, f"{where}{rank}{said} (exit code {code})"
-        return Ending.crashed, f"{where}{rank}{said}"
+            message = "state saved" if saved else f"nothing was saved. {where}{rank}{said}".strip()
+            return Result(why, message, saved)
+        if blame is not None:
+            return Result(Ending.hung, blame.message, error="hung", step=blame.step)
+        if end.lost and end.how is How.crashed and outcome is None:
+            if end.all_lost:
+                return Result(Ending.crashed, "the step ended without a word from any of its nodes")
+            return Result(Ending.node_lost, f"no word from {', '.join(end.lost)}")
+        if end.how is How.failed and outcome is not None:
+            message = f"{where}{rank}{said} (exit code {outcome.exit_code})"
+            again = self._config.recovery.restart_on_error or of_the_machinery(said)
+            ending = Ending.crashed if again else Ending.user_code_failed
+            return Result(ending, message, error=signature(said), step=step)
+        return Result(Ending.crashed, f"{where}{rank}{said}", error=signature(said), step=step)
 
-    def _finish(self, number: int, ending: Ending, message: str, *, progressed: bool) -> int | None:
+    def _finish(self, number: int, result: Result) -> int | None:
         """Write the end of an attempt. Returns the job's exit code, or None to start the next attempt right here."""
+        ending, message = result.ending, result.message
         saved = self._store.latest_step()
         code = _EXIT_CODES.get(ending)
-        if ending is Ending.not_enough_nodes and self._may_try_other_nodes():
+        if ending is Ending.not_enough_nodes and self._may_try_other_nodes(result):
             self._ledger.end(number, ending, saved_after=saved, message=message)
-            self._say(f"attempt {number}: {ending.value}, queued again without the refused nodes. {message}")
-            return self._allocation.requeue([entry.node for entry in exclusions.of(self._config).all()])
+            without = [entry.node for entry in exclusions.of(self._config).all()] if self._by_policy() else []
+            self._say(
+                f"attempt {number}: {ending.value}, queued again{' without the refused' * bool(without)}. {message}"
+            )
+            return self._requeue(number, ending, saved, without)
         if ending in _REQUEUED and not self._config.recovery.requeue:
             code = ExitCode.REQUEUE
         if code is not None:
             self._ledger.end(number, ending, saved_after=saved, exit_code=int(code), message=message)
             self._say(f"attempt {number}: {ending.value}. {message}")
             return int(code)
-        self._ledger.end(number, ending, saved_after=saved, progressed=progressed, message=message)
+        self._ledger.end(
+            number,
+            ending,
+            saved_after=saved,
+            progressed=result.saved and self._config.train.script is not None,
+            message=message,
+            error=result.error,
+            step=result.step,
+        )
         self._say(f"attempt {number}: {ending.value}, newest checkpoint: step {saved}. {message}")
+        if self._ledger.same_error_again():
+            return self._give_up(f"the same error twice at step {result.step}")
         if ending not in _REQUEUED:
             return None
         stalled = self._ledger.stalled(saved)
         if stalled >= self._config.recovery.max_stalled_attempts:
-            return self._give_up(stalled)
+            return self._give_up(f"{stalled} attempts in a row without a newer checkpoint")
+        return self._requeue(number, ending, saved, [])
+
+    def _requeue(self, number: int, ending: Ending, saved: int | None, without: Sequence[str]) -> int:
         try:
-            return self._allocation.requeue([])
+            return self._allocation.requeue(without)
         except CommandError as error:
-            self._ledger.end(
-                number, ending, saved_after=saved, exit_code=int(ExitCode.REQUEUE), message=f"requeue refused: {error}"
-            )
-            self._say(f"requeue refused: {error}. Go on with: clusterrun resume {self._run.root}")
+            message = f"requeue refused: {error}"
+            self._ledger.end(number, ending, saved_after=saved, exit_code=int(ExitCode.REQUEUE), message=message)
+            self._say(f"{message}. Go on with: clusterrun resume {self._run.root}")
             return int(ExitCode.REQUEUE)
 
-    def _may_try_other_nodes(self) -> bool:
-        """By policy, and not more often than the attempts that may stall: this does not touch the retry budget."""
-        if self._config.preflight.on_shortage is not OnShortage.requeue:
+    def _by_policy(self) -> bool:
+        return self._config.preflight.on_shortage is OnShortage.requeue
+
+    def _may_try_other_nodes(self, result: Result) -> bool:
+        """By policy, or because nodes were lost; not more often than attempts may stall, and not at their expense."""
+        if not (self._by_policy() or (result.requeue and self._config.recovery.requeue)):
             return False
         short = 0
         for attempt in reversed(self._ledger.attempts()[:-1]):
@@ -206,17 +336,17 @@ class Conductor:
             short += 1
         return short < self._config.recovery.max_stalled_attempts
 
-    def _give_up(self, stalled: int) -> int:
+    def _give_up(self, why: str) -> int:
         last = self._ledger.attempts()[-1]
-        message = (
-            f"{stalled} attempts in a row without a newer checkpoint, the last: {last.ending.value}. {last.message}"
-        )
+        message = f"{why}, the last: {last.ending.value}. {last.message}"
         self._ledger.end(
             last.number,
             last.ending,
             saved_after=self._store.latest_step(),
             exit_code=int(ExitCode.NO_PROGRESS),
             message=message,
+            error=last.error,
+            step=last.step,
         )
         self._say(f"no progress: {message}")
         return int(ExitCode.NO_PROGRESS)
@@ -229,6 +359,27 @@ class Conductor:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.add(signal.Signals(number).name)
+
+
+def nodes_to_go_on_with(config: RunConfig, healthy: int) -> int | None:
+    """The most nodes, of so many healthy ones, with which the run may go on by ``cluster.min_nodes``; None: too few.
+
+    Enough are as many as configured. With train.global_batch the batch must divide over the ranks, so it may be fewer
+    than are healthy.
+    """
+    if healthy >= config.cluster.nodes:
+        return config.cluster.nodes
+    least = config.cluster.min_nodes
+    if least is None:
+        return None
+    for count in range(healthy, least - 1, -1):
+        try:
+            if config.train.task is not None:
+                batch_sizes(config.train, count * config.cluster.nproc_per_node)
+            return count
+        except ConfigError:
+            continue
+    return None
 
 
 _EXIT_CODES = {

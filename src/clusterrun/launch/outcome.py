@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Outcome:
     exit_code: int | None = None
     message: str = ""
     time: float = 0.0  # unix time of the first failure
+    step: int | None = None  # the last step begun on this node
 
     def as_json(self) -> dict[str, Any]:
         return {**self.__dict__, "how": self.how.value}
@@ -47,6 +49,26 @@ class StepEnd:
     node: str | None
     outcome: Outcome | None
     lost: tuple[str, ...] = ()
+    all_lost: bool = False  # not one agent said how it ended: whoever started them is gone
+
+
+# Words of errors that come from the network, the GPU or the storage, not from the task: torch raises them as ordinary
+# exceptions. Gloo names its source files, NCCL and CUDA themselves.
+_MACHINERY = re.compile(
+    r"gloo/|\bNCCL\b|nccl[A-Z]|Dist(Backend|Network|Store)Error|CUDA error|CUDA driver error|AcceleratorError|\bECC\b"
+    r"|Connection (reset|refused|closed|timed out)|Broken pipe|Stale file handle|Input/output error"
+    r"|Transport endpoint|No route to host|Network is unreachable|Socket Timeout|RendezvousConnectionError"
+)
+
+
+def of_the_machinery(message: str) -> bool:
+    """Whether an exception's text is about what the task runs on. Starting again may help then."""
+    return _MACHINERY.search(message) is not None
+
+
+def signature(message: str) -> str:
+    """An error without what differs from one time to the next: numbers, addresses."""
+    return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", message)
 
 
 def judge(nodes: Sequence[str], outcomes: Mapping[str, Outcome]) -> StepEnd:
@@ -62,7 +84,7 @@ def judge(nodes: Sequence[str], outcomes: Mapping[str, Outcome]) -> StepEnd:
         if these:
             return StepEnd(first, *_earliest(these), lost)
     if lost:
-        return StepEnd(How.crashed, None, None, lost)
+        return StepEnd(How.crashed, None, None, lost, all_lost=len(lost) == len(nodes))
     for hows in ((How.failed, How.crashed), (How.no_rendezvous,)):
         these = {n: o for n, o in outcomes.items() if o.how in hows}
         if these:

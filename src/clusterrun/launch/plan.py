@@ -232,9 +232,12 @@ def slow_argv(config: RunConfig, head: str, work: Work) -> list[str]:
     return [*argv, f"--work={work.to_argument()}"]
 
 
-def training_argv(config: RunConfig, run: RunDir, attempt: int, endpoint: str, rendezvous_id: str) -> list[str]:
+def training_argv(
+    config: RunConfig, run: RunDir, attempt: int, endpoint: str, rendezvous_id: str, nodes: int | None = None
+) -> list[str]:
     """The command each chosen node runs: our agent, then torchrun's own arguments after ``--``.
 
+    ``nodes`` is how many there are, when not as many as configured.
     ``rendezvous_id`` is a secret of the attempt: torch's store has no passwords, so only who knows the id can join.
     """
     cluster, train = config.cluster, config.train
@@ -244,7 +247,7 @@ def training_argv(config: RunConfig, run: RunDir, attempt: int, endpoint: str, r
     timeout = train.rendezvous_timeout_s
     argv += [
         "--",
-        f"--nnodes={cluster.nodes}",
+        f"--nnodes={nodes or cluster.nodes}",
         f"--nproc-per-node={workers_per_node(config)}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={endpoint}",

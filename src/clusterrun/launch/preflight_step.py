@@ -40,9 +40,9 @@ def run_preflight(
     *,
     say: Callable[[str], None],
     told_to_stop: Callable[[], bool],
+    nodes: list[str],
 ) -> Preflight:
-    """One preflight over all nodes of the allocation, spares included."""
-    nodes = steps.nodes()
+    """One preflight over ``nodes``, spares included."""
     out, err = attempt.step_output("preflight")
     token = secrets.token_hex(8)
     write_durably(attempt.token, token)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 
 from submitit.slurm.slurm import _parse_node_list
 
@@ -17,6 +18,7 @@ from clusterrun.launch.srun import srun_argv
 from clusterrun.launch.steps import Step, StepSpec
 
 SLURM_TIMEOUT_S = 60.0
+_CONTROLLER_PATIENCE_S = 600.0
 
 
 class SlurmSteps:
@@ -25,6 +27,7 @@ class SlurmSteps:
     def __init__(self, cluster: ClusterConfig, job_id: str) -> None:
         self._cluster = cluster
         self._job_id = job_id
+        self._killed = False  # a step was killed: Slurm may go on to count one whose node it can't reach
 
     def nodes(self) -> list[str]:
         try:
@@ -51,18 +54,22 @@ class SlurmSteps:
         return network.head_address(_node_address(own) if own else None)
 
     def start(self, spec: StepSpec) -> Step:
-        argv = srun_argv(spec.nodes, spec.argv, self._cluster)
+        ask_controller(["scontrol", "ping"])  # srun would give up at once while it is restarted
+        argv = srun_argv(spec.nodes, spec.argv, self._cluster, overlap=self._killed)
         env = {**os.environ, **spec.env}
         env["SRUN_CPUS_PER_TASK"] = str(self._cluster.nproc_per_node * self._cluster.cpus_per_proc)
         with spec.stdout.open("ab") as out, spec.stderr.open("ab") as err:
-            return SlurmStep(process.start(argv, env=env, stdout=out, stderr=err))
+            return SlurmStep(process.start(argv, env=env, stdout=out, stderr=err), self._on_kill)
+
+    def _on_kill(self) -> None:
+        self._killed = True
 
 
 class SlurmStep:
     """One srun."""
 
-    def __init__(self, srun: subprocess.Popen[bytes]) -> None:
-        self._srun = srun
+    def __init__(self, srun: subprocess.Popen[bytes], on_kill: Callable[[], None]) -> None:
+        self._srun, self._on_kill = srun, on_kill
 
     def poll(self) -> int | None:
         code = self._srun.poll()
@@ -78,10 +85,33 @@ class SlurmStep:
         for sig, patience_s in ((signal.SIGTERM, 20.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
             if self._srun.poll() is not None:
                 return
+            self._on_kill()
             self._srun.send_signal(sig)
             end = time.monotonic() + patience_s
             while self._srun.poll() is None and time.monotonic() < end:
                 time.sleep(0.1)
+
+
+def ask_controller(argv: Sequence[str]) -> str:
+    """Run a command that slurmctld must answer, again and again while it is away (it may be restarted).
+
+    Raises:
+        CommandError: it refused, or did not come back in ten minutes.
+    """
+    end = time.monotonic() + _CONTROLLER_PATIENCE_S
+    while True:
+        try:
+            return process.run(argv, timeout_s=SLURM_TIMEOUT_S)
+        except CommandError as error:
+            if not _is_away(error) or time.monotonic() > end:
+                raise
+        time.sleep(1.0)
+
+
+def _is_away(error: CommandError) -> bool:
+    """Whether it is the controller that did not answer, in the words of Slurm's slurm_errno.c and of scontrol ping."""
+    words = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "is DOWN", "no answer in")
+    return any(word in str(error) or word in error.output for word in words)
 
 
 def expand_host_list(node_list: str) -> list[str]:

@@ -10,11 +10,12 @@ from clusterrun.config.schema import ClusterConfig
 LINGER_S = 60
 
 
-def srun_argv(nodes: Sequence[str], argv: Sequence[str], cluster: ClusterConfig) -> list[str]:
+def srun_argv(nodes: Sequence[str], argv: Sequence[str], cluster: ClusterConfig, *, overlap: bool = False) -> list[str]:
     """The srun command for one task on each of ``nodes``.
 
     --cpus-per-task is repeated because srun since 22.05 does not inherit it. --no-kill and --kill-on-bad-exit=0 keep
-    the other tasks running when a node is lost; --wait ends them if they then hang.
+    the other tasks running when a node is lost; --wait ends them if they then hang. ``overlap`` starts the step beside
+    one that Slurm takes for alive because it can't reach one of its nodes.
     """
     return [
         "srun",
@@ -28,6 +29,7 @@ def srun_argv(nodes: Sequence[str], argv: Sequence[str], cluster: ClusterConfig)
         f"--wait={LINGER_S}",
         "--input=none",
         "--mpi=none",
+        *(["--overlap"] if overlap else []),
         "--export=ALL",
         *argv,
     ]

@@ -140,6 +140,8 @@ def summary(run: RunDir, f: Followed) -> list[str]:
     if p.saved_step is not None:
         lines.append(f"  newest checkpoint: step {p.saved_step} in {run.checkpoints}")
     lines += [f"  warning: {w}" for w in p.warnings[-3:]]
+    notices = [(attempt, notice) for attempt in f.attempts for notice in attempt.notices]
+    lines += [f"  attempt {attempt.number}: {notice.message}" for attempt, notice in notices[-5:]]
     if f.exit_code not in (ExitCode.DONE, ExitCode.CANCELLED) and last:
         lines.append(f"  logs: {run.attempt(last.number).logs}")
     if f.exit_code in (ExitCode.CANCELLED, ExitCode.REQUEUE):

@@ -4,9 +4,10 @@ Every event has ``t`` (Unix time, seconds), ``kind`` and ``rank``. Kinds and the
     start       step, total_steps, epoch, world_size, global_batch, batch_per_rank, micro_batch, accumulate,
                 train_samples, valid_samples, parameters, device, backend, torch, resumed_from (step or null)
     ready       step                       rank 0; the first real step begins
-    step        step, epoch, loss, lr, samples_per_s, step_time_s, data_time_s, comm_time_s
+    step        step, epoch, loss, lr, samples_per_s, step_time_s, data_time_s, comm_time_s, own_time_s
                 loss: mean over ranks in that step. Times: mean per step of this rank since the last step event.
                 comm_time_s: gradient communication in the last step DDP timed, null when it timed none since
+                own_time_s: step_time_s without the wait for others' gradients in that step; tells a straggler
     eval        step, loss, metric, value  rank 0
     checkpoint  step, ok, path, seconds, stall_s, bytes, reason   rank 0; reason: every_steps, time, best, stop, end
                 written when the save has ended, which with async_save is later than its step

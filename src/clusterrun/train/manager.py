@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from clusterrun import fence
 from clusterrun.checkpoint import dcp
 from clusterrun.checkpoint.cadence import Cadence, FailureRate
 from clusterrun.checkpoint.retention import Keep, Score
@@ -34,6 +35,7 @@ from clusterrun.config.schema import CheckpointConfig, RunConfig
 from clusterrun.config.validate import check_checkpoint
 from clusterrun.errors import ConfigError
 from clusterrun.ledger import Ledger
+from clusterrun.pulse import Pulse, Stage
 from clusterrun.rundir import RunDir
 from clusterrun.train import snapshot
 from clusterrun.train.events import EventLog
@@ -90,7 +92,8 @@ class CheckpointManager:
         on_gpu = "nccl" in dist.get_backend()
         self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self._saver, self._recorder = self._parts(directory, settings)
-        self._poll = Poll(self._flag, self._device)
+        self._pulse = Pulse.of_this_worker()
+        self._poll = Poll(self._flag, self._device, pulse=self._pulse)
         self.stopped = False  #: whether the loop ended because it was told to
 
     def steps(self, total: int) -> Iterator[int]:
@@ -141,6 +144,7 @@ class CheckpointManager:
             CheckpointError: told to stop and not able to save, or too many saves failed (checkpoint.max_failed_saves).
         """
         due, by_steps = self._poll.tick(), self._saver.due_at(done)
+        self._pulse.begin(done + 1, Stage.compute)
         if not (due or by_steps):
             return False
         self._flag.look()
@@ -167,7 +171,9 @@ class CheckpointManager:
         self._save(done, "end", last=True)
 
     def _save(self, done: int, reason: str, *, last: bool = False) -> None:
+        self._pulse.at(Stage.saving)
         self._saver.save(done, reason, self._state, last=last)
+        self._pulse.at(Stage.compute)
         self._poll.exclude_pause()
 
     def _state(self) -> State:
@@ -185,9 +191,11 @@ class CheckpointManager:
         root = os.environ.get("CLUSTERRUN_RUN_DIR")
         attempt = int(os.environ.get("CLUSTERRUN_ATTEMPT", "0"))
         events, attempts, config = Path(os.devnull), [], RunConfig()
+        guard: Callable[[], None] = lambda: None  # noqa: E731
         if root is not None:
             run = RunDir.open(Path(root))
             config, text, place = frozen.load(run.config), run.config.read_bytes(), run.checkpoints
+            guard = fence.guard(run.fence, attempt)
             if self._rank == 0:
                 node = os.environ.get("CLUSTERRUN_NODE") or socket.gethostname()
                 events, attempts = run.attempt(attempt).event_file(node, 0), Ledger(run.ledger).attempts()
@@ -202,7 +210,7 @@ class CheckpointManager:
             raise ConfigError("CheckpointManager: outside a run of clusterrun, say where: directory=...")
         recorder = Recorder(EventLog(events, self._rank), None)
         checkpointer = Checkpointer(
-            store=Store(place),
+            store=Store(place, guard=guard),
             attempt=attempt,
             config_hash=hashlib.sha256(text).hexdigest()[:16],
             keep=Keep.of(config.checkpoint),

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from clusterrun.pulse import Pulse
 from clusterrun.train.stopping import STOP_SIGNALS, StopFlag
 
 POLL_EVERY_S = 0.25
@@ -36,8 +37,11 @@ class Agreed:
 class Poll:
     """When to poll, and the poll itself. Every rank must call the same methods in the same order."""
 
-    def __init__(self, flag: StopFlag, device: torch.device, every_s: float = POLL_EVERY_S) -> None:
+    def __init__(
+        self, flag: StopFlag, device: torch.device, every_s: float = POLL_EVERY_S, pulse: Pulse | None = None
+    ) -> None:
         self.flag, self.device, self.every_s = flag, device, every_s
+        self._pulse = pulse or Pulse()
         self.world_size = dist.get_world_size()
         self.begin_phase()
 
@@ -53,7 +57,8 @@ class Poll:
         self._ticks = 0
 
     def tick(self) -> bool:
-        """Count a tick; whether it is time to poll."""
+        """Count a tick, which is also a sign of life; whether it is time to poll."""
+        self._pulse.tick()
         self._ticks += 1
         self._left -= 1
         return self._left <= 0

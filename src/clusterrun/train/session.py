@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from clusterrun import fence
 from clusterrun.checkpoint.cadence import Cadence, FailureRate
 from clusterrun.checkpoint.retention import Keep
 from clusterrun.checkpoint.state import Checkpointer
@@ -21,6 +22,7 @@ from clusterrun.config.grace import save_grace_s
 from clusterrun.config.schema import RunConfig
 from clusterrun.errors import ConfigError
 from clusterrun.ledger import Ledger
+from clusterrun.pulse import Pulse
 from clusterrun.rundir import RunDir
 from clusterrun.train import mesh, sampler, snapshot
 from clusterrun.train.data import load_data
@@ -81,8 +83,9 @@ def make_trainer(
     optimizer = make_optimizer(module, config.train)
     precision = Precision(config.train.precision, place.device)
     seed_everywhere(config.seed, 1, place.rank)
+    pulse = Pulse.of_this_worker()
     checkpointer = Checkpointer(
-        store=Store(run_dir.checkpoints),
+        store=Store(run_dir.checkpoints, guard=fence.guard(run_dir.fence, attempt)),
         attempt=attempt,
         config_hash=hashlib.sha256(run_dir.config.read_bytes()).hexdigest()[:16],
         keep=Keep.of(config.checkpoint),
@@ -114,8 +117,9 @@ def make_trainer(
             saved_step=resumed.step,
         ),
         recorder=recorder,
-        poll=Poll(flag, place.device),
+        poll=Poll(flag, place.device, pulse=pulse),
         position=resumed.position,
+        pulse=pulse,
     )
     recorder.start(
         step=resumed.position.step,

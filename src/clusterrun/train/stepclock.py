@@ -32,6 +32,19 @@ class Clock:
         return float(end - start)
 
 
+@dataclass(frozen=True)
+class Communication:
+    """Gradient communication of one step, in seconds; None when DDP timed none.
+
+    Attributes:
+        all_s: from the first bucket's start to the last one's end.
+        exposed_s: the part after this rank had computed all its gradients: it waited for the network, or for others.
+    """
+
+    all_s: float | None = None
+    exposed_s: float | None = None
+
+
 @dataclass
 class PendingStep:
     """A step to be logged, with what will be known only after the ranks agree. ``loss`` is this rank's mean."""
@@ -44,7 +57,7 @@ class PendingStep:
     start: Any
     end: Any
     data_s: float
-    comm_s: float | None
+    comm: Communication
 
 
 class CommunicationTimer:
@@ -55,11 +68,12 @@ class CommunicationTimer:
         self._model = model
         self._seen: int | None = None
 
-    def newest_s(self) -> float | None:
-        """Seconds of the last timed iteration; None when none was timed since the last call."""
+    def newest(self) -> Communication:
+        """The last timed iteration's, when one was timed since the last call."""
         timed = self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         iteration, nanoseconds = timed.get("iteration"), timed.get("backward_comm_time")
         if not nanoseconds or iteration == self._seen:
-            return None
+            return Communication()
         self._seen = iteration
-        return float(nanoseconds) / 1e9
+        overlap = timed.get("backward_compute_comm_overlap_time") or 0
+        return Communication(float(nanoseconds) / 1e9, max(0.0, float(nanoseconds - overlap) / 1e9))

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from clusterrun.checkpoint.retention import Score
 from clusterrun.config.batch import BatchSizes
 from clusterrun.config.schema import RunConfig
+from clusterrun.pulse import Pulse, Stage
 from clusterrun.train import sampler, snapshot
 from clusterrun.train.data import Data
 from clusterrun.train.mesh import Place
@@ -55,6 +56,7 @@ class Trainer:
     recorder: Recorder
     poll: Poll
     position: Position
+    pulse: Pulse
 
     def __post_init__(self) -> None:
         train = self.config.train
@@ -117,6 +119,7 @@ class Trainer:
     def _step(self) -> None:
         """One optimizer step. For a tiny model every line here is a measurable part of it."""
         began = time.perf_counter()
+        self.pulse.begin(self.position.step + 1)
         batches = self._micro_batches()
         self._data_s += time.perf_counter() - began
         train, position = self.config.train, self.position
@@ -138,6 +141,7 @@ class Trainer:
 
     def _gradients(self, batch: Batch, share: int = 1) -> Tensor:
         """Add a batch's gradients, over ``share``, to what is there. Returns its mean loss, over ``share``."""
+        self.pulse.at(Stage.compute)
         if self.precision.dtype is None:
             loss = self.task.loss(self.model, batch)
         else:
@@ -145,6 +149,7 @@ class Trainer:
                 loss = self.task.loss(self.model, batch)
         if share > 1:
             loss = loss / share
+        self.pulse.at(Stage.exchange)
         self.precision.backward(loss)
         return loss.detach()
 
@@ -177,6 +182,7 @@ class Trainer:
         return step > 0 and step % every == 0 if every else self.position.at_epoch_end
 
     def _validate(self) -> Signals | None:
+        self.pulse.at(Stage.validation)
         step, batch = self.position.step, self.batch.micro
         score = validate(self.task, self.module, self.data.valid, batch, self.place, self.poll, self.precision)
         self._begin_window()
@@ -190,7 +196,9 @@ class Trainer:
 
     def _save(self, reason: str, *, last: bool = False) -> None:
         """Save this step, unless it is saved. ``last``: nothing may be left in the background."""
+        self.pulse.at(Stage.saving)
         self.saver.save(self.position.step, reason, self._state, last=last)
+        self.pulse.tick()
         self._forget_pause()
 
     def _state(self) -> State:
@@ -236,7 +244,7 @@ class Trainer:
             start=self._window_start,
             end=self._clock.mark(),
             data_s=self._data_s,
-            comm_s=self._communication.newest_s(),
+            comm=self._communication.newest(),
         )
         self._pending.append(pending)
         self._window_start, self._window_steps, self._data_s = pending.end, 0, 0.0
@@ -246,6 +254,9 @@ class Trainer:
         agreed = self.poll.agree([pending.loss for pending in self._pending], self.saver.votes())
         for pending, loss in zip(self._pending, agreed.losses, strict=True):
             step_s = self._clock.seconds(pending.start, pending.end) / pending.steps
+            own_s = None if pending.comm.exposed_s is None else max(0.0, step_s - pending.comm.exposed_s)
+            if own_s is not None:
+                self.pulse.pace(own_s, pending.data_s / pending.steps)
             self.recorder.step(
                 pending.step,
                 show=pending is self._pending[-1],
@@ -255,7 +266,8 @@ class Trainer:
                 samples_per_s=self.batch.global_ / step_s,
                 step_time_s=step_s,
                 data_time_s=pending.data_s / pending.steps,
-                comm_time_s=pending.comm_s,
+                comm_time_s=pending.comm.all_s,
+                own_time_s=own_s,
             )
         self._pending.clear()
         flying = self.saver.in_flight

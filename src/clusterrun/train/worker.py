@@ -10,19 +10,27 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import os
+import signal
 import socket
 import sys
 import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from clusterrun import process, pulse
 from clusterrun.train.stopping import StopFlag
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
     flag = StopFlag()
     flag.install()  # before the slow imports: a signal may come while torch is loaded
+    if os.environ.get(pulse.DIRECTORY):
+        # Without its agent nobody would end it or learn how it ended, and it would hold the GPU.
+        process.signal_when_parent_dies(signal.SIGKILL)
+    faulthandler.enable()  # Python stacks to the log, should C code crash
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # and whenever the agent finds that nothing moves
     parser = argparse.ArgumentParser(prog="clusterrun.train.worker")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--attempt", type=int, required=True)
