@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterrun.checkpoint.manifest import FileRecord, Manifest, hash_stream
+from clusterrun.checkpoint.retention import Keep
 from clusterrun.checkpoint.store import Store
 from clusterrun.fence import NONCE, Claim, Fence, FencedError, guard
 
@@ -102,7 +103,7 @@ def test_a_zombie_publishes_retires_and_sets_aside_nothing(fence: Fence, tmp_pat
     with pytest.raises(FencedError):
         store.publish(temporary, manifest, print)
     with pytest.raises(FencedError):
-        store.retain(2, print)
+        store.retain(Keep(last=2), print)
     with pytest.raises(FencedError):
         store.set_aside(store.list()[0])
     assert sorted(os.listdir(directory)) == before
