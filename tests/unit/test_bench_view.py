@@ -6,12 +6,18 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
+from clusterrun.config.schema import ClusterConfig, InterconnectConfig
+from clusterrun.errors import ConfigError
 from clusterrun.ledger import Ending, Ledger
 from clusterrun.measure.results import Row
-from clusterrun.report import bench_view
+from clusterrun.report import bench_plot, bench_view
+from clusterrun.report.bench_expected import Expected
 from clusterrun.rundir import RunDir
+
+LAB = Expected(ClusterConfig(nodes=2, nproc_per_node=2))
 
 
 def written(tmp_path: Path, rows: list[Row], *, per_node: int = 2, nodes: int = 2) -> RunDir:
@@ -28,9 +34,9 @@ def written(tmp_path: Path, rows: list[Row], *, per_node: int = 2, nodes: int = 
     return run
 
 
-def shown(run: RunDir) -> str:
+def shown(run: RunDir, expected: Expected = LAB) -> str:
     out = io.StringIO()
-    bench_view.show(bench_view.read(run), Console(file=out, width=120))
+    bench_view.show(bench_view.read(run), Console(file=out, width=120), expected)
     return out.getvalue()
 
 
@@ -73,4 +79,29 @@ def test_a_line_without_slope_has_no_rate(tmp_path: Path) -> None:
 
 def test_nothing_measured(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, "bench")
-    assert bench_view.as_json(bench_view.read(run))["series"] == []
+    assert bench_view.as_json(bench_view.read(run), LAB)["series"] == []
+
+
+def test_the_limit_of_the_declared_wires(tmp_path: Path) -> None:
+    """Two NICs of 8 Gbit/s carry 2 GB/s each way out of a node; inside of one they are no limit."""
+    wires = InterconnectConfig(nic_gbit_per_s=8, nics_per_node=2)
+    expected = Expected(ClusterConfig(nodes=2, nproc_per_node=2, interconnect=wires))
+    run = written(tmp_path, [row("all", (0, 1, 2, 3), 2**20, 2**20 * 1.5e-9), row("in_node", (0, 1), 2**20, 1e-3)])
+    said = shown(run, expected)
+    assert "of limit" in said[: said.index("of a node")]
+    assert "50%" in said
+    assert "of limit" not in said[said.index("of a node") :]
+    found = bench_view.as_json(bench_view.read(run), expected)["series"]
+    assert [series["limit_busbw"] for series in found] == [2e9, None]
+
+
+def test_a_plot(tmp_path: Path) -> None:
+    rows = [row("all", (0, 1, 2, 3), size, 1e-3 + size * 1e-8) for size in (2**20, 2**24)]
+    measured = bench_view.read(written(tmp_path, [*rows, row("pairs", (0, 1), 2**20, 1e-3)]))
+    path = tmp_path / "bench.svg"
+    bench_plot.check(path)
+    bench_plot.write_plot(measured, LAB, path)
+    assert "<svg" in path.read_text()
+    for wrong in ("bench.txt", "no/such/place.svg"):
+        with pytest.raises(ConfigError, match="--plot"):
+            bench_plot.check(tmp_path / wrong)

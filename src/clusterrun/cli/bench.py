@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterrun.cli.common import over_configs, verb_parser
@@ -25,21 +26,27 @@ def main(argv: list[str]) -> int:
         "clusterrun bench +cluster=a100_nvswitch collective=all_reduce sizes=1M-1G",
     )
     parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw it, .png or .svg (extra: plots)")
     options, overrides = parser.parse_known_args(argv)
 
     def bench(config: RunConfig) -> int:
         from rich.console import Console
 
         from clusterrun.launch.submit import submit
-        from clusterrun.report import bench_view
+        from clusterrun.report import bench_plot, bench_view
+        from clusterrun.report.bench_expected import Expected
 
+        if options.plot:
+            bench_plot.check(options.plot)
         submitted = submit(config)
         code = wait_quietly(submitted)
-        measured = bench_view.read(submitted.run)
+        measured, expected = bench_view.read(submitted.run), Expected(submitted.config.cluster)
+        if options.plot and measured.rows:
+            bench_plot.write_plot(measured, expected, options.plot)
         if options.json:
-            print(json.dumps(bench_view.as_json(measured), indent=1))
+            print(json.dumps(bench_view.as_json(measured, expected), indent=1))
         else:
-            bench_view.show(measured, Console(highlight=False))
+            bench_view.show(measured, Console(highlight=False), expected)
         return code
 
     return over_configs([*(_in_full(a) for a in overrides), "action=bench"], bench)

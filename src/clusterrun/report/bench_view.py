@@ -16,6 +16,7 @@ from clusterrun.measure import groups
 from clusterrun.measure.collectives import busbw, size_text
 from clusterrun.measure.fit import Fit, fit
 from clusterrun.measure.results import MEASURED, Row
+from clusterrun.report.bench_expected import Expected
 from clusterrun.rundir import RunDir, read_json_lines
 
 _GB = 1e9  # decimal, as nccl-tests and vendors count
@@ -40,6 +41,13 @@ class Measured:
         for row in self.rows:
             found.setdefault((row.phase, row.collective, row.ranks), []).append(row)
         return [sorted(rows, key=lambda row: row.bytes) for rows in found.values()]
+
+    def by_kind(self) -> dict[tuple[str, str], list[list[Row]]]:
+        """(phase, collective) -> the series of its groups; pairs of a node are one kind."""
+        found: dict[tuple[str, str], list[list[Row]]] = {}
+        for rows in self.series():
+            found.setdefault((rows[0].phase, rows[0].collective), []).append(rows)
+        return found
 
     def where(self, ranks: Sequence[int]) -> str:
         """The nodes of some ranks, or node and local ranks within one."""
@@ -75,7 +83,7 @@ def read(run: RunDir) -> Measured:
     )
 
 
-def as_json(measured: Measured) -> dict[str, Any]:
+def as_json(measured: Measured, expected: Expected) -> dict[str, Any]:
     """Seconds, bytes, bytes per second."""
     return {
         "run": measured.run_id,
@@ -83,17 +91,18 @@ def as_json(measured: Measured) -> dict[str, Any]:
         "message": measured.message,
         "device": measured.device,
         "nodes": list(dict.fromkeys(measured.nodes[rank] for rank in sorted(measured.nodes))),
-        "series": [_series_json(measured, rows) for rows in measured.series()],
+        "series": [_series_json(measured, rows, expected) for rows in measured.series()],
     }
 
 
-def _series_json(measured: Measured, rows: Sequence[Row]) -> dict[str, Any]:
+def _series_json(measured: Measured, rows: Sequence[Row], expected: Expected) -> dict[str, Any]:
     line = fitted(rows)
     return {
         "phase": rows[0].phase,
         "collective": rows[0].collective,
         "ranks": list(rows[0].ranks),
         "nodes": list(dict.fromkeys(measured.nodes.get(rank, "") for rank in rows[0].ranks)),
+        "limit_busbw": expected.limit(rows[0].ranks),
         "alpha_s": line.alpha_s if line else None,
         "beta_s_per_byte": line.beta_s_per_byte if line else None,
         "rows": [
@@ -105,6 +114,7 @@ def _series_json(measured: Measured, rows: Sequence[Row]) -> dict[str, Any]:
                 "busbw": row.busbw,
                 "iterations": row.iterations,
                 "wrong": row.wrong,
+                "predicted_s": expected.seconds(row.collective, row.ranks, row.bytes),
             }
             for row in rows
         ],
@@ -115,27 +125,30 @@ def fitted(rows: Iterable[Row]) -> Fit | None:
     return fit([(row.bytes, row.seconds) for row in rows])
 
 
-def show(measured: Measured, console: Console) -> None:
+def show(measured: Measured, console: Console, expected: Expected) -> None:
     """A table for each group; groups of the same kind on several nodes together, the slowest one named."""
-    by_kind: dict[tuple[str, str], list[list[Row]]] = {}
-    for rows in measured.series():
-        by_kind.setdefault((rows[0].phase, rows[0].collective), []).append(rows)
-    for (phase, _), series in by_kind.items():
+    for (phase, _), series in measured.by_kind().items():
         if phase == groups.PAIRS:
             _show_pairs(measured, series, console)
         else:
-            _show_series(measured, series, console)
+            _show_series(measured, series, console, expected)
     wrong = sum(row.wrong or 0 for row in measured.rows)
     if wrong:
         console.print(Text(f"WRONG RESULTS: {wrong} elements", style="bold red"))
     console.print(f"rows: {measured.directory}", markup=False, soft_wrap=True)
 
 
-def _show_series(measured: Measured, series: Sequence[Sequence[Row]], console: Console) -> None:
+def _show_series(measured: Measured, series: Sequence[Sequence[Row]], console: Console, expected: Expected) -> None:
     first = series[0]
-    console.print(Text(_title(measured, series), style="bold"))
+    predicted = [expected.seconds(row.collective, row.ranks, row.bytes) for row in first]
+    limit = expected.limit(first[0].ranks)
+    console.print(Text(title(measured, series), style="bold"))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("size", "time", "algbw GB/s", "busbw GB/s", "wrong", *(["slowest"] if len(series) > 1 else [])):
+    columns = ["size", "time", "algbw GB/s", "busbw GB/s"]
+    columns += ["predicted"] if any(predicted) else []
+    columns += ["of limit"] if limit else []
+    columns += ["wrong", *(["slowest"] if len(series) > 1 else [])]
+    for column in columns:
         table.add_column(column, justify="left" if column == "slowest" else "right")
     for i, row in enumerate(first):
         rows = [one[i] for one in series if i < len(one)]
@@ -147,6 +160,8 @@ def _show_series(measured: Measured, series: Sequence[Sequence[Row]], console: C
             time_text(shown.seconds),
             f"{shown.algbw / _GB:.3g}",
             f"{shown.busbw / _GB:.3g}",
+            *([_predicted(row, predicted[i])] if any(predicted) else []),
+            *([f"{shown.busbw / limit:.0%}"] if limit else []),
             "not checked" if row.wrong is None else str(sum(one.wrong or 0 for one in rows)),
         ]
         if len(series) > 1:
@@ -159,6 +174,10 @@ def _show_series(measured: Measured, series: Sequence[Sequence[Row]], console: C
         console.print(f"{line_text(line, first[0])}{of}\n", markup=False, soft_wrap=True)
 
 
+def _predicted(row: Row, seconds: float | None) -> str:
+    return f"{busbw(row.collective, len(row.ranks), row.bytes, seconds) / _GB:.3g}" if seconds else "?"
+
+
 def line_text(line: Fit, row: Row) -> str:
     """The fitted line in words. ``row``: any that it was fitted to."""
     off = f"time = alpha + beta x bytes, off by {line.worst:.0%} at most"
@@ -168,7 +187,7 @@ def line_text(line: Fit, row: Row) -> str:
     return f"latency {time_text(line.alpha_s)}, busbw of large sizes {rate:.3g} GB/s ({off})"
 
 
-def _title(measured: Measured, series: Sequence[Sequence[Row]]) -> str:
+def title(measured: Measured, series: Sequence[Sequence[Row]]) -> str:
     row = series[0][0]
     n = len(row.ranks)
     what = {
