@@ -13,6 +13,7 @@ VERBS = (
     "nodes",
     "plan",
     "preflight",
+    "report",
     "requeue",
     "resume",
     "status",

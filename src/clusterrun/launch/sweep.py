@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -33,7 +32,7 @@ from clusterrun.launch.sbatch import executor_with
 from clusterrun.launch.submit import check_place, write_decided
 from clusterrun.launch.sweep_plan import PlannedPoint, Shape, SweepPlan, shapes_of
 from clusterrun.ledger import Ending, Ledger
-from clusterrun.rundir import RunDir, SweepDir, make_private, write_durably
+from clusterrun.rundir import RunDir, SweepDir, make_private, sweep_roots, write_durably
 
 _SCONTROL_TIMEOUT_S = 30.0
 _TEST_ONLY_TIMEOUT_S = 10.0
@@ -286,6 +285,17 @@ def read_sweep(sweep: SweepDir) -> dict[str, Any]:
     return value
 
 
-def command_line(argv: Sequence[str]) -> str:
-    """The command as one would type it again."""
-    return shlex.join(["clusterrun", *argv])
+def find_sweep(name: str, shared_dir: Path) -> SweepDir | None:
+    """A sweep by path, id, or the beginning of its id; None when there is none so named.
+
+    Raises:
+        RunError: several begin so.
+    """
+    own = SweepDir(Path(name).expanduser().resolve())
+    if own.sweep.is_file():
+        return own
+    found = [path for path in sweep_roots(shared_dir) if path.name.startswith(name)]
+    exact = [path for path in found if path.name == name]
+    if len(exact or found) > 1:
+        raise RunError(f"{name}: several sweeps begin so: {', '.join(sorted(p.name for p in found)[:5])}")
+    return SweepDir((exact or found)[0]) if found else None

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 from rich.live import Live
-from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -19,12 +18,12 @@ from clusterrun.ledger import Attempt, Ledger
 from clusterrun.report.events import EventTail
 from clusterrun.report.events import Progress as RunProgress
 from clusterrun.report.follow import detail
+from clusterrun.report.wide import print_wide
 from clusterrun.rundir import RunDir
 
 _POLL_S = 0.5
 _STATE_EVERY_S = 2.0
 _LAST_WORDS_S = 10.0  # a job that ended may have written its last lines on another host a moment ago
-_WIDTH = 300  # columns
 _MOST_ROWS = 60  # more points are shown by their arrays
 
 _STYLES = {"done": "green", "running": "cyan", "failed": "bold red", "refused": "bold red", "cancelled": "yellow"}
@@ -52,9 +51,7 @@ def show_submitted(rows: Sequence[Row], console: Console) -> None:
     for row in rows if len(rows) <= _MOST_ROWS else _by_array(rows):
         cells = (row.name, row.run_id, row.job, *row.resources, *([row.starts or "unknown"] if starts else []))
         table.add_row(*map(Text, cells))
-    # A table squeezed into a narrow terminal loses cells; lines that the terminal wraps itself do not.
-    wide = console.render(table, console.options.update_width(_WIDTH))
-    console.print(Segments(wide), end="", soft_wrap=True)
+    print_wide(console, table)
     for error, count in Counter(row.error for row in rows if row.error).items():
         console.print(f"{count} point{'s' if count > 1 else ''} not submitted: {error}", markup=False, soft_wrap=True)
 
