@@ -80,7 +80,7 @@ def test_a_flipped_bit_shows_only_when_it_is_looked_for(run: RunDir, clusterrun_
     assert clusterrun_here("checkpoints", "some-run").code == 0
     done = clusterrun_here("checkpoints", "some-run", "--verify")
     assert done.code == 1
-    assert f"damaged: {file}: damaged, its digest is not the manifest's" in done.stdout
+    assert f"{file}: damaged, its digest is not the manifest's" in done.stdout
     file.write_bytes(b"")
     assert clusterrun_here("checkpoints", "some-run").code == 1  # its size is looked at in any case
     (run.checkpoints / "step-00000020").rename(run.checkpoints / ".bad-step-00000020-00c0ffee")

@@ -125,7 +125,7 @@ class Checkpointer:
         began = time.monotonic()
         writing = self._prepare(step, shared, trainer, own, began)
         writing.entries = self._copies.of(writing.entries)
-        writing.thread = threading.Thread(target=self._write, args=[writing], name="checkpoint", daemon=True)
+        writing.thread = threading.Thread(target=self._in_background, args=[writing], name="checkpoint", daemon=True)
         writing.thread.start()
         self._writing = writing
         writing.stall_s = time.monotonic() - began
@@ -190,6 +190,11 @@ class Checkpointer:
             raise AssertionError(f"the save of step {self._writing.step} is not finished")
         entries = {**my_share(shared, self.rank, self.world_size), **(own or {})}
         return _Writing(step, entries, fingerprint(shared), trainer, self._group, began)
+
+    def _in_background(self, writing: _Writing) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # a thread begins with GPU 0, and would take memory there
+        self._write(writing)
 
     def _write(self, writing: _Writing) -> None:
         """Write this rank's part; rank 0 publishes. Notes how it ended and raises nothing."""

@@ -71,7 +71,7 @@ def show(lines: list[Line], directory: Path, console: Console) -> None:
     console.print(table)
     for line in lines:
         for problem in line.problems:
-            console.print(f"damaged: {problem}", soft_wrap=True, markup=False)
+            console.print(problem, soft_wrap=True, markup=False)
         if line.verdict == ASIDE:
             console.print(f"set aside: {line.path}", soft_wrap=True, markup=False)
     if any(line.verdict == WHOLE for line in lines):
