@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterrun.cli.common import over_configs, verb_parser
 from clusterrun.cli.following import wait_quietly
+from clusterrun.errors import ConfigError
 
 if TYPE_CHECKING:
     from clusterrun.config.schema import RunConfig
@@ -27,7 +29,14 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw it, .png or .svg (extra: plots)")
+    parser.add_argument(
+        "--read",
+        metavar="FILE",
+        help="read a table of nccl-tests instead (- is standard input); collective=NAME expects another",
+    )
     options, overrides = parser.parse_known_args(argv)
+    if options.read is not None:
+        return _read(options.read, overrides, as_json=options.json)
 
     def bench(config: RunConfig) -> int:
         from rich.console import Console
@@ -50,6 +59,31 @@ def main(argv: list[str]) -> int:
         return code
 
     return over_configs([*(_in_full(a) for a in overrides), "action=bench"], bench)
+
+
+def _read(path: str, rest: list[str], *, as_json: bool) -> int:
+    """Someone's table: what it is, and whether its figures may be used."""
+    from rich.console import Console
+
+    from clusterrun.measure import nccl_tests
+    from clusterrun.report import nccl_view
+
+    expected = "all_reduce"
+    for argument in rest:
+        key, _, value = argument.partition("=")
+        if key != "collective" or not value:
+            raise ConfigError(f"bench --read: {argument}: takes one FILE and collective=NAME only")
+        expected = value
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; give a file that nccl-tests printed, or -") from None
+    tables = nccl_tests.read(data.decode("utf-8", errors="replace"), expected)
+    if as_json:
+        print(json.dumps({"tables": [table.as_json() for table in tables]}, indent=1))
+    else:
+        nccl_view.show(tables, Console(highlight=False))
+    return 0
 
 
 def _in_full(argument: str) -> str:
