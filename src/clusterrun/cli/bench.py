@@ -56,6 +56,8 @@ def main(argv: list[str]) -> int:
             print(json.dumps(bench_view.as_json(measured, expected), indent=1))
         else:
             bench_view.show(measured, Console(highlight=False), expected)
+        if code:
+            print(f"clusterrun: {measured.run_id}: {measured.ending}: {measured.message}", file=sys.stderr)
         return code
 
     return over_configs([*(_in_full(a) for a in overrides), "action=bench"], bench)

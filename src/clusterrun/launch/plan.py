@@ -256,7 +256,7 @@ def training_argv(
         f"--max-restarts={train.max_restarts}",
     ]
     if config.action is Action.bench:
-        worker = "worker" if config.bench.tool == "torch" else "nccl_tests"
+        worker = "worker" if config.bench.tool == "torch" else "perf"
         return [*argv, "-m", f"clusterrun.measure.{worker}", f"--run-dir={run.root}", f"--attempt={attempt}"]
     if train.script is not None:
         return [*argv, train.script, *train.args]

@@ -65,7 +65,7 @@ def read(run: RunDir) -> Measured:
     for path in run.attempt(last.number).event_files() if last else ():
         for record in read_json_lines(path):
             if record.get("kind") == "start":
-                nodes[record["rank"]] = record["node"]
+                nodes.update(dict.fromkeys(record.get("ranks", [record["rank"]]), record["node"]))
                 device = record["device"]
             elif record.get("kind") == MEASURED:
                 rows.append(Row.from_json(record))

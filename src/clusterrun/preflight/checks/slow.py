@@ -176,6 +176,8 @@ def between_nodes(e: Evidence) -> Iterator[Finding]:
             text = f"{text}; nothing to hold it against"
             yield Finding("between_nodes", node, UNKNOWN, text, "declare cluster.interconnect.nic_gbit_per_s")
         else:
+            sound = [pair for pair in own if pair.rate is not None and not set(pair.key) & set(who.members)]
+            text = several([_node_pair(node, pair) for pair in sound], "; ")
             yield Finding("between_nodes", node, PASS, f"busbw {text}")
 
 
