@@ -110,6 +110,14 @@ class TestFit:
         assert falling is not None
         assert falling.beta_s_per_byte == 0
 
+    def test_a_size_that_stands_out_does_not_bend_the_line(self) -> None:
+        points = [(size, 2e-4 + size * 8e-9) for size in (2**16, 2**18, 2**20, 2**22, 2**24)]
+        found = fit([(2**14, 6e-4), *points])
+        assert found is not None
+        assert found.alpha_s == pytest.approx(2e-4, rel=0.01)
+        assert found.beta_s_per_byte == pytest.approx(8e-9, rel=0.01)
+        assert found.worst > 0.4
+
     def test_one_size_is_no_line(self) -> None:
         assert fit([(1000, 1e-3), (1000, 2e-3)]) is None
         assert fit([]) is None

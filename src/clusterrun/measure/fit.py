@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,26 +23,21 @@ class Fit:
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Fit | None:
-    """Least squares of relative errors, so that small sizes count as much as large ones. None for fewer than 2 sizes.
+    """The line of least absolute relative error: small sizes count as much as large ones, and a size that stands out
+    (a burst that a switch lets through, a change of protocol) does not bend it. None for fewer than 2 sizes.
 
-    Neither term may be negative: a fit that wants it so has the other alone.
+    It goes through two of the points, or through one when a term is 0 (neither may be negative): all are tried.
     """
     if len({size for size, _ in points}) < 2 or any(seconds <= 0 for _, seconds in points):
         return None
-    # Minimise sum of (alpha/t + beta s/t - 1)^2: normal equations of two unknowns.
-    u = [1 / t for _, t in points]
-    v = [s / t for s, t in points]
-    uu, vv, uv = _dot(u, u), _dot(v, v), _dot(u, v)
-    determinant = uu * vv - uv * uv
-    alpha = (sum(u) * vv - sum(v) * uv) / determinant
-    beta = (sum(v) * uu - sum(u) * uv) / determinant
-    if alpha < 0:
-        alpha, beta = 0.0, sum(v) / vv
-    elif beta < 0:
-        alpha, beta = sum(u) / uu, 0.0
-    worst = max(abs((alpha + beta * s) / t - 1) for s, t in points)
-    return Fit(alpha, beta, worst)
+    lines = [(t, 0.0) for _, t in points] + [(0.0, t / s) for s, t in points]
+    for (s, t), (other_s, other_t) in itertools.combinations(points, 2):
+        if s != other_s:
+            beta = (other_t - t) / (other_s - s)
+            lines.append((t - beta * s, beta))
+    best = min((line for line in lines if min(line) >= 0), key=lambda line: sum(_errors(line, points)))
+    return Fit(*best, worst=max(_errors(best, points)))
 
 
-def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True))
+def _errors(line: tuple[float, float], points: Sequence[tuple[int, float]]) -> list[float]:
+    return [abs((line[0] + line[1] * s) / t - 1) for s, t in points]
