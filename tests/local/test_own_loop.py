@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from clusterrun.checkpoint.store import Store
 from clusterrun.ledger import Ending
 from support import TESTS, attempts, clusterrun, environment, events, run_dir, wait_for
@@ -17,15 +19,30 @@ SCRIPT = TESTS / "own_loop.py"
 STEPS = 60
 
 
-def submit(shared: Path, name: str, delay: float, *more: str) -> None:
-    arguments = ["train=script", f"train.script={SCRIPT}", f"train.args=[{STEPS},{delay},{shared / name}]"]
-    code, said = clusterrun(shared, *arguments, "cluster.nodes=1", "cluster.nproc_per_node=2", f"run_id={name}", *more)
+def torchrun(directory: Path, answer: Path, delay: float) -> subprocess.Popen[str]:
+    """The script under plain torchrun, outside of clusterrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    arguments = [str(SCRIPT), str(STEPS), str(delay), str(answer), str(directory)]
+    env = {**environment(directory.parent), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*launcher, *arguments], env=env, text=True, stdout=subprocess.PIPE)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Digest of the weights, the learning rate and the next random number at the end of a run that nobody stopped."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    process = torchrun(place / "kept", place / "answer", 0)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    return (place / "answer").read_text()
+
+
+def test_in_a_run_stopped_and_resumed(tmp_path: Path, undisturbed: str) -> None:
+    arguments = ["train=script", f"train.script={SCRIPT}", f"train.args=[{STEPS},0.1,{tmp_path / 'answer'}]"]
+    size = ["cluster.nodes=1", "cluster.nproc_per_node=2"]
+    saving = ["checkpoint=async", "checkpoint.every_steps=10"]
+    code, said = clusterrun(tmp_path, *arguments, *size, *saving, "run_id=stopped", "wait=false")
     assert code == 0, said
-
-
-def test_stopped_and_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
-    submit(tmp_path, "whole", 0)
-    submit(tmp_path, "stopped", 0.1, "checkpoint=async", "checkpoint.every_steps=10", "wait=false")
     run = run_dir(tmp_path, "stopped")
     store = Store(run.checkpoints)
     wait_for("a checkpoint", lambda: (store.latest_step() or 0) >= 10)
@@ -43,7 +60,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     code, said = clusterrun(tmp_path, "resume", "stopped")
     assert code == 0, said
     assert f"newest checkpoint: step {STEPS}" in said
-    assert (tmp_path / "stopped").read_text() == (tmp_path / "whole").read_text()
+    assert (tmp_path / "answer").read_text() == undisturbed
     code, said = clusterrun(tmp_path, "checkpoints", "stopped", "--verify")
     assert code == 0, said
     code, said = clusterrun(tmp_path, "export", "stopped", "-o", "weights.pt")
@@ -55,16 +72,9 @@ def test_stopped_and_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert logs.count("did step") == STEPS  # none was done twice, none left out
 
 
-def test_under_plain_torchrun(tmp_path: Path) -> None:
-    """Outside a run: a directory of the user's; SIGTERM to a worker stops all ranks."""
-
-    def torchrun(steps: int, delay: float) -> subprocess.Popen[str]:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        arguments = [str(SCRIPT), str(steps), str(delay), str(tmp_path / "answer"), str(tmp_path / "kept")]
-        env = {**environment(tmp_path), "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen([*launcher, *arguments], env=env, text=True, stdout=subprocess.PIPE)
-
-    first = torchrun(STEPS, 0.1)
+def test_under_plain_torchrun(tmp_path: Path, undisturbed: str) -> None:
+    """Outside a run: a directory of the user's; a signal to one worker stops all ranks."""
+    first = torchrun(tmp_path / "kept", tmp_path / "answer", 0.1)
     assert first.stdout is not None
     while "did step 15" not in first.stdout.readline():
         assert first.poll() is None
@@ -76,11 +86,12 @@ def test_under_plain_torchrun(tmp_path: Path) -> None:
     saved = Store(tmp_path / "kept").latest_step()
     assert saved is not None
     assert saved > 15
-    second = torchrun(STEPS, 0)
+    assert not (tmp_path / "answer").exists()
+    second = torchrun(tmp_path / "kept", tmp_path / "answer", 0)
     said, _ = second.communicate(timeout=60)
     assert second.returncode == 0
     assert f"resumed from step {saved}: " in said
     assert f"did step {saved}\n" in said
     assert f"did step {saved - 1}\n" not in said
     assert Store(tmp_path / "kept").latest_step() == STEPS
-    assert (tmp_path / "answer").exists()
+    assert (tmp_path / "answer").read_text() == undisturbed

@@ -325,7 +325,7 @@ def test_no_valid_checkpoint_ends_the_run(make_run: Callable[..., Run]) -> None:
 def test_saving_by_time_and_by_score_in_the_background(make_run: Callable[..., Run]) -> None:
     run = make_run(step_s=0.04)
     run.config.train.validate_every_steps = 8
-    run.config.checkpoint = CheckpointConfig(every_steps=None, every_minutes=0.005, async_save=True, keep_best=1)
+    run.config.checkpoint = CheckpointConfig(every_steps=None, every_minutes=0.015, async_save=True, keep_best=1)
     run.train(0)
     saves = run.events(0, "checkpoint")
     assert {event["reason"] for event in saves} == {"time", "best", "end"}
@@ -339,6 +339,28 @@ def test_saving_by_time_and_by_score_in_the_background(make_run: Callable[..., R
     assert all(store.verify(info) == [] for info in store.list())
     best = min(store.scores(pytest.fail).items(), key=lambda item: item[1].loss)[0]
     assert best in kept
+
+
+def test_a_signal_while_a_save_is_being_written(make_run: Callable[..., Run]) -> None:
+    """One rank's disk takes 2 s for an fsync. Both states are saved: the one in flight and that of the stop."""
+    run = make_run(step_s=0.05)
+    run.config.checkpoint.every_steps = 20
+    run.config.checkpoint.async_save = True
+    strace = ["strace", "-f", "-qq", "--seccomp-bpf", "-o", "/dev/null"]
+    run.under[1] = [*strace, "-e", "trace=fsync", "-e", "inject=fsync:delay_enter=2000000"]
+    run.start(0)
+    run.wait_for(lambda: any(event["step"] >= 25 for event in run.events(0, "step")))
+    assert run.events(0, "checkpoint") == []
+    run.workers[0].send_signal(signal.SIGTERM)
+    for code, _, err in run.end():
+        assert code == 0, err
+    in_flight, stop = run.events(0, "checkpoint")
+    assert [(event["step"], event["ok"], event["reason"]) for event in (in_flight, stop)] == [
+        (20, True, "every_steps"),
+        (run.events(0, "stopped")[0]["step"], True, "stop"),
+    ]
+    store = Store(run.run.checkpoints)
+    assert [(info.step, store.verify(info)) for info in store.list()] == [(stop["step"], []), (20, [])]
 
 
 @pytest.mark.parametrize(("error", "says"), [("EIO", "Input/output error"), ("EDQUOT", "Disk quota exceeded")])

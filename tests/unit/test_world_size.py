@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import signal
+import socket
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 
 from clusterrun.config import frozen
 from clusterrun.config.schema import (
@@ -30,7 +32,6 @@ from clusterrun.train.events import EventLog
 from clusterrun.train.stopping import StopFlag
 from clusterrun.train.task import Batch, DataSpec
 from clusterrun.train.tasks import Classifier
-from ranks import run_ranks
 
 WORLDS, GLOBAL, SAMPLES = (4, 2, 3), 12, 250
 STOP_AFTER = (5, 7, None)  # optimizer steps in each attempt; the rest of two epochs of 20 steps in the last
@@ -57,11 +58,21 @@ def state_of(trainer: Any) -> dict[str, list[float]]:
     return {k: v.double().flatten().tolist() for k, v in snapshot.take(trainer.module, trainer.optimizer).items()}
 
 
-def attempt(rank: int, directory: Path, number: int) -> None:
-    """One attempt; notes the samples of each step and the state at its begin and end."""
-    world = dist.get_world_size()
+def on_rank(rank: int, ports: list[int], directory: Path) -> None:
+    """All attempts in the same processes, whose start takes seconds; those beyond the world size sit one out."""
+    torch.set_num_threads(1)
+    for number, (world, port) in enumerate(zip(WORLDS, ports, strict=True)):
+        if rank < world:
+            dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+            answer = attempt(rank, world, directory, number)
+            (directory / f"{number}.{rank}.json").write_text(json.dumps(answer))
+            dist.destroy_process_group()
+
+
+def attempt(rank: int, world: int, directory: Path, number: int) -> dict[str, Any]:
+    """One attempt; the samples of each step and the state at its begin and end."""
     place = mesh.Place(mesh.data_parallel_mesh("cpu", world), rank, world, torch.device("cpu"), "gloo")
-    run = RunDir(directory.parent / "run")
+    run = RunDir(directory / "run")
     task = Noting(STOP_AFTER[number])
     file = run.attempt(number).event_file("node", rank)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
@@ -71,26 +82,8 @@ def attempt(rank: int, directory: Path, number: int) -> None:
         begin = made.position.step
         before = state_of(made)
         made.run()
-    answer = {
-        "begin": begin,
-        "end": made.position.step,
-        "seen": task.seen[1:],
-        "before": before,
-        "after": state_of(made),
-    }
-    (directory.parent / f"{number}.{rank}.json").write_text(json.dumps(answer))
-
-
-def first(rank: int, directory: Path) -> None:
-    attempt(rank, directory, 0)
-
-
-def second(rank: int, directory: Path) -> None:
-    attempt(rank, directory, 1)
-
-
-def third(rank: int, directory: Path) -> None:
-    attempt(rank, directory, 2)
+    answer = {"begin": begin, "end": made.position.step, "seen": task.seen[1:]}
+    return {**answer, "before": before, "after": state_of(made)}
 
 
 def test_four_then_two_then_three(tmp_path: Path) -> None:
@@ -106,9 +99,15 @@ def test_four_then_two_then_three(tmp_path: Path) -> None:
     run.config.write_text(frozen.to_yaml(config))
     steps: list[list[float]] = []  # the samples of every step, over all ranks
     after: dict[str, list[float]] = {}
-    for number, (world, scenario) in enumerate(zip(WORLDS, (first, second, third), strict=True)):
+    for number in range(len(WORLDS)):
         run.attempt(number).make()
-        run_ranks(world, tmp_path, [scenario])
+    with contextlib.ExitStack() as probes:
+        sockets = [probes.enter_context(socket.socket()) for _ in WORLDS]
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        ports = [probe.getsockname()[1] for probe in sockets]
+    spawn(on_rank, args=(ports, tmp_path), nprocs=max(WORLDS))  # type: ignore[no-untyped-call]
+    for number, world in enumerate(WORLDS):
         of_rank = [json.loads((tmp_path / f"{number}.{rank}.json").read_text()) for rank in range(world)]
         assert all(answer["begin"] == len(steps) for answer in of_rank)
         assert all(len(samples) == GLOBAL // world for answer in of_rank for samples in answer["seen"])
