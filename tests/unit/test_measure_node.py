@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterrun.measure.groups import in_node_phases
+from clusterrun.measure.groups import BY_ITSELF
 from clusterrun.measure.node import Ranks, measure_node
 from clusterrun.measure.results import IMPORT, Job, Stuck, Work
 from clusterrun.network import free_port
 
-WORK = Work("cpu", 3, in_node_phases(3), 2**20, timeout_s=20, devices=True)
+WORK = Work("cpu", 3, BY_ITSELF, 2**20, timeout_s=20, devices=True)
 
 
 def test_a_sound_node(capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,13 +4,14 @@ Steps, each of which ends by itself and is killed if it does not:
 
 1. ``preflight-node``: matrix products, copies, all-reduce in the node and each pair of it; ``preflight-second``: the
    same once more on nodes that were slow.
-2. ``preflight-pairs``: the nodes whose own part is sound, neighbours in a ring in pairs, all in one process group.
+2. ``preflight-pairs``: the nodes whose own part is sound, neighbours in a ring in pairs; a ring has up to 64 nodes.
 3. ``preflight-again``: a suspect with a node that is fast, in a group of the two alone, first all ranks, then rank by
    rank: that tells a node from the path to it, and one GPU or NIC from the whole node.
 """
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from clusterrun.launch.asking import ask
 from clusterrun.launch.plan import slow_argv, step_environment
 from clusterrun.launch.steps import StepRunner, StepSpec
 from clusterrun.measure import groups
-from clusterrun.measure.groups import NODE_PAIR, RAIL, Phase, ring_rounds, tournament
+from clusterrun.measure.groups import tournament
 from clusterrun.measure.results import MEASURED, Job, NodeMeasured, Work, better_of
 from clusterrun.preflight.checks import check_slow
 from clusterrun.preflight.checks.slow import between
@@ -35,6 +36,8 @@ from clusterrun.rundir import AttemptDir
 _SIZE = {Accelerator.cuda: 64 * 2**20, Accelerator.cpu: 4 * 2**20}
 _MOST_LOOKS = 3
 _MOST_AGAIN = 3  # steps that look again; each is one round of disjoint pairs
+_BLOCK = 64  # nodes of one ring: one process group each
+_RING_ROUNDS = 3
 _SPARE_S = 30.0  # for a step to start and end, beyond what its parts may take
 
 
@@ -53,12 +56,9 @@ class SlowPreflight:
     def run(self, nodes: Sequence[str]) -> SlowEvidence:
         """Everything that was measured on ``nodes`` (in allocation order)."""
         slow = SlowEvidence(asked=tuple(nodes))
-        phases = groups.in_node_phases(self._per_node)
-        # A node by itself tries again after a hang, _MOST_HANGS times in measure.node.
-        local = self._step("node", nodes, self._work(phases, devices=True), parts=len(phases) + 6)
-        slow = replace(slow, local=local)
-        slow = self._second_look(slow)
-        sound = [n for n in nodes if n in local and not local[n].stuck and not self._refused(slow, n)]
+        slow = self._second_look(replace(slow, local=self._by_itself("node", nodes)))
+        refused = self._refused(slow)
+        sound = [n for n, said in slow.local.items() if not said.stuck and n not in refused]
         if len(sound) < 2 or self.told_to_stop():
             return slow
         slow = replace(slow, paired=tuple(sound))
@@ -74,18 +74,17 @@ class SlowPreflight:
     def _per_node(self) -> int:
         return self.config.cluster.nproc_per_node
 
-    def _refused(self, slow: SlowEvidence, node: str) -> bool:
+    def _refused(self, slow: SlowEvidence) -> set[str]:
         policy = policies(self.config.preflight.policy)
         findings = check_slow(replace(self.evidence, slow=slow))
         strict = self.config.preflight.strict
-        return any(f.node == node and is_fatal(f, policy.get(f.check, Policy.fatal), strict=strict) for f in findings)
+        return {f.node for f in findings if is_fatal(f, policy.get(f.check, Policy.fatal), strict=strict)}
 
     def _second_look(self, slow: SlowEvidence) -> SlowEvidence:
         """Nodes that were slow by themselves measure once more, alone: somebody else may have been busy on them.
 
         What hung is not tried again. A node that then does better may leave others behind: they get the same.
         """
-        phases = groups.in_node_phases(self._per_node)
         seen: set[str] = set()
         for _ in range(_MOST_LOOKS):
             findings = check_slow(replace(self.evidence, slow=slow))
@@ -95,29 +94,37 @@ class SlowPreflight:
                 break
             seen.update(nodes)
             self.say(f"preflight: a second look at {', '.join(nodes)}")
-            again = self._step("second", nodes, self._work(phases, devices=True), parts=len(phases) + 6)
+            again = self._by_itself("second", nodes)
             slow = replace(slow, local={**slow.local, **{n: better_of(slow.local[n], a) for n, a in again.items()}})
         return slow
 
+    def _by_itself(self, name: str, nodes: Sequence[str]) -> dict[str, NodeMeasured]:
+        # Each part may take timeout_s; after a hang a node tries again, a few times (measure.node).
+        parts = len(groups.in_node_phases(self._per_node)) + 6
+        return self._step(name, nodes, self._work(groups.BY_ITSELF, devices=True), parts)
+
     def _pairs(self, slow: SlowEvidence, nodes: Sequence[str]) -> SlowEvidence:
         """Neighbours in a ring; the rounds one after the other, the pairs of a round at once."""
-        phases = tuple(
-            Phase(NODE_PAIR, tuple(self._ranks(a) + self._ranks(b) for a, b in round_))
-            for round_ in ring_rounds(len(nodes))
-        )
-        job = self._job(slow, nodes)
-        if job is None:
+        jobs = [self._job(slow, block) for block in blocks(nodes, _BLOCK)]
+        asked = tuple(job for job in jobs if job is not None)
+        if not asked:
             return slow
         self.say(f"preflight: all-reduce between {len(nodes)} nodes in pairs")
-        answers = self._step("pairs", nodes, self._work(phases, jobs=(job,)), parts=len(phases) + 2)
-        return replace(slow, pairs=tuple(node_pairs(job, self._per_node, answers.values())))
+        nodes = [node for job in asked for node in job.nodes]
+        answers = self._step("pairs", nodes, self._work(groups.RING, jobs=asked), parts=_RING_ROUNDS + 2)
+        found = [
+            pair
+            for job in asked
+            for pair in node_pairs(job, self._per_node, [answers[node] for node in job.nodes if node in answers])
+        ]
+        return replace(slow, pairs=tuple(found))
 
     def _doubtful(self, slow: SlowEvidence) -> list[tuple[str, str]]:
         """The pairs to measure by themselves: who is suspected, with somebody who is not. Disjoint."""
         known = slow.newest()
         who = between(self.evidence, slow)
-        unmet = {node for node in slow.paired if not any(node in key for key in known)}
-        suspects = [node for node in slow.paired if node in who.suspects or node in unmet]
+        met = {node for key in known for node in key}
+        suspects = [node for node in slow.paired if node in who.suspects or node not in met]
         done = self._tried
         good = [node for node in slow.paired if node not in suspects]
         if not suspects:
@@ -142,14 +149,12 @@ class SlowPreflight:
 
     def _again(self, slow: SlowEvidence, pairs: Sequence[tuple[str, str]]) -> SlowEvidence:
         self.say(f"preflight: again, by themselves: {', '.join('-'.join(pair) for pair in pairs)}")
-        rails = [Phase(RAIL, ((local, self._per_node + local),)) for local in range(self._per_node)]
-        phases = (Phase(NODE_PAIR, (tuple(range(2 * self._per_node)),)), *(rails if self._per_node > 1 else ()))
         jobs = tuple(job for pair in pairs if (job := self._job(slow, pair)) is not None)
         nodes = [node for node in slow.paired if any(node in job.nodes for job in jobs)]
         if not nodes:
             return slow
         self._tried |= {job.nodes for job in jobs}
-        answers = self._step("again", nodes, self._work(phases, jobs=jobs), parts=len(phases) + 2)
+        answers = self._step("again", nodes, self._work(groups.TWO, jobs=jobs), parts=self._per_node + 3)
         found: list[NodePair] = []
         for job in jobs:
             own = [answers[node] for node in job.nodes if node in answers]
@@ -164,9 +169,6 @@ class SlowPreflight:
         a, b = sorted((one, other), key=slow.paired.index)
         return a, b
 
-    def _ranks(self, place: int) -> tuple[int, ...]:
-        return tuple(range(place * self._per_node, (place + 1) * self._per_node))
-
     def _job(self, slow: SlowEvidence, nodes: Sequence[str]) -> Job | None:
         """They meet on the first of them that has a free port."""
         first = nodes[0]
@@ -175,10 +177,10 @@ class SlowPreflight:
             return None
         return Job(tuple(nodes), f"{report.address}:{ports[0]}", secrets.token_hex(16))
 
-    def _work(self, phases: Sequence[Phase], *, devices: bool = False, jobs: tuple[Job, ...] = ()) -> Work:
+    def _work(self, kind: str, *, devices: bool = False, jobs: tuple[Job, ...] = ()) -> Work:
         cluster, timeout_s = self.config.cluster, self.config.preflight.slow_timeout_s
         size = _SIZE[cluster.accelerator]
-        return Work(cluster.accelerator.name, self._per_node, tuple(phases), size, timeout_s, devices, jobs)
+        return Work(cluster.accelerator.name, self._per_node, kind, size, timeout_s, devices, jobs)
 
     def _step(self, name: str, nodes: Sequence[str], work: Work, parts: int) -> dict[str, NodeMeasured]:
         out, err = self.attempt.step_output(f"preflight-{name}")
@@ -187,3 +189,10 @@ class SlowPreflight:
         deadline_s = parts * 1.5 * work.timeout_s + _SPARE_S
         answers = ask(self.steps, spec, MEASURED, deadline_s, self.told_to_stop)
         return {node: NodeMeasured.from_json(answers[node]) for node in nodes if node in answers}
+
+
+def blocks(nodes: Sequence[str], most: int) -> list[list[str]]:
+    """Consecutive parts of nearly the same size, ``most`` at most."""
+    count = -(-len(nodes) // most)
+    cuts = [len(nodes) * i // count for i in range(count + 1)] if count else [0]
+    return [list(nodes[a:b]) for a, b in itertools.pairwise(cuts)]

@@ -6,11 +6,13 @@ A member is to blame when every pair it takes part in is slow; a pair, when both
 from __future__ import annotations
 
 import statistics
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Member = TypeVar("Member", bound=Hashable)
+_MANY = 64
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ def blame(
     if expected is None:
         expected = usual_best(rates)
     slow = [pair for pair, rate in rates.items() if rate is None or (expected and rate < below * expected)]
-    fast = {member for pair in rates if pair not in slow for member in pair}
-    counts = {member: sum(member in pair for pair in slow) for pair in slow for member in pair}
+    fast = {member for pair in rates.keys() - set(slow) for member in pair}
+    counts = Counter(member for pair in slow for member in pair)
     members: list[Member] = []
     left = list(slow)
     while left:
@@ -88,6 +90,18 @@ def is_slow(own: float, peers: Sequence[float], below: float) -> bool | None:
     return own < below * middle and own < middle - spread
 
 
-def without(values: Iterable[tuple[Member, float]], member: Member) -> list[float]:
-    """Everybody else's values."""
-    return [value for other, value in values if other != member]
+def outliers(values: Mapping[Member, float], below: float) -> dict[Member, tuple[bool | None, float | None]]:
+    """For each value whether it is too far below the others', and what is usual among them; (None, None) for one alone.
+
+    Among many values one's own does not move the median: then it is taken once, over all.
+    """
+    if len(values) > _MANY:
+        everybody = list(values.values())
+        middle, spread = usual_among(0.0, everybody)
+        assert middle is not None
+        return {key: (own < below * middle and own < middle - spread, middle) for key, own in values.items()}
+    found: dict[Member, tuple[bool | None, float | None]] = {}
+    for key, own in values.items():
+        peers = [value for other, value in values.items() if other != key]
+        found[key] = is_slow(own, peers, below), usual_among(own, peers)[0]
+    return found

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 ALL, IN_NODE, PAIRS, BETWEEN_NODES = "all", "in_node", "pairs", "between_nodes"
 NODE_PAIR, RAIL = "node_pair", "rail"  # of preflight: two whole nodes, and one rank of each
+# What preflight asks for: a node by itself, neighbours in a ring of nodes, two nodes as a whole and rank by rank.
+BY_ITSELF, RING, TWO = "by_itself", "ring", "two"
 BENCH_GROUPS = (ALL, IN_NODE, BETWEEN_NODES, PAIRS)
 
 
@@ -20,10 +21,6 @@ class Phase:
 
     name: str
     groups: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Phase:
-        return cls(value["name"], tuple(tuple(group) for group in value["groups"]))
 
 
 def bench_phases(wanted: Sequence[str], nodes: int, per_node: int) -> list[Phase]:
@@ -57,6 +54,17 @@ def pair_phases(nodes: int, per_node: int) -> list[Phase]:
         groups = tuple((node * per_node + pair[0], node * per_node + pair[1]) for node in range(nodes))
         phases.append(Phase(PAIRS, groups))
     return phases
+
+
+def work_phases(kind: str, nodes: int, per_node: int) -> tuple[Phase, ...]:
+    """The phases of preflight for a job of so many nodes. ``kind``: BY_ITSELF, RING or TWO."""
+    if kind == BY_ITSELF:
+        return in_node_phases(per_node)
+    if kind == RING:
+        whole = node_groups(nodes, per_node)
+        return tuple(Phase(NODE_PAIR, tuple(whole[a] + whole[b] for a, b in round_)) for round_ in ring_rounds(nodes))
+    rails = tuple(Phase(RAIL, ((local, per_node + local),)) for local in range(per_node))
+    return (Phase(NODE_PAIR, (tuple(range(2 * per_node)),)), *(rails if per_node > 1 else ()))
 
 
 def in_node_phases(per_node: int) -> tuple[Phase, ...]:

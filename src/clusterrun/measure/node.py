@@ -17,10 +17,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusterrun import frames, network, process
+from clusterrun.measure.groups import work_phases
 from clusterrun.measure.results import IMPORT, MEASURED, WAIT, DeviceResult, Job, NodeMeasured, Row, Stuck, Work
 
 _MOST_HANGS = 3  # in a node by itself; each costs timeout_s
@@ -65,7 +66,7 @@ def measure_node(node: str, work: Work, address: str) -> NodeMeasured:
         stuck += ranks.stuck
         hung = [one for one in ranks.stuck if one.what != WAIT]
         first = max((rank.number for rank in ranks.ranks if rank.stuck), default=-1) + 1
-        again = job is None and hung and hung[0].ranks and first < len(work.phases)
+        again = job is None and hung and hung[0].ranks and first < len(work_phases(work.kind, 1, work.per_node))
         if not again or len([one for one in stuck if one.what != WAIT]) >= _MOST_HANGS:
             break
     ports = [network.free_port(address, f"{key}/port {i}") for i in range(_PORTS)]
@@ -103,7 +104,7 @@ class Ranks:
         self.rows: list[Row] = []
         self.stuck: list[Stuck] = []
         place = job.nodes.index(node)
-        argument = Work(work.accelerator, work.per_node, work.phases, work.size, work.timeout_s, work.devices)
+        argument = replace(work, jobs=())
         argv = [sys.executable, "-m", "clusterrun.measure.probe", argument.to_argument(), str(first)]
         self.ranks = []
         for local in range(work.per_node):

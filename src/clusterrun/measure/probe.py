@@ -16,6 +16,7 @@ import traceback
 from typing import Any, NoReturn
 
 from clusterrun import process
+from clusterrun.measure.groups import work_phases
 from clusterrun.measure.results import COPIES, IMPORT, PRODUCT, WAIT, DeviceResult, Row, Work
 
 
@@ -52,8 +53,9 @@ def _probe(work: Work, first: int) -> None:
         doing(COPIES)
         found |= devices.copy(device, uuid)
         say(device=DeviceResult(local, uuid, **found).__dict__)
-    phases = work.phases[first:]
-    if not phases or int(os.environ["WORLD_SIZE"]) == 1:
+    world = int(os.environ["WORLD_SIZE"])
+    phases = work_phases(work.kind, world // work.per_node, work.per_node)[first:]
+    if not phases:
         return
     doing(WAIT)
     host, _, port = os.environ["CLUSTERRUN_MEET_AT"].rpartition(":")

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from clusterrun.measure import collectives
-from clusterrun.measure.groups import Phase
 
 MEASURED = "measured"  # the kind of event that carries a Row, and of message that carries a NodeMeasured
 # What a rank may be at besides a phase; the last is for the other ranks.
@@ -153,7 +152,7 @@ class Work:
     """What the nodes are asked to measure in one step. Travels as one argument.
 
     Attributes:
-        phases: what every job goes through.
+        kind: what every job goes through (``groups.work_phases``).
         devices: matrix products and copies first.
         size: bytes of each collective.
         timeout_s: for each part; then the process is killed.
@@ -161,11 +160,11 @@ class Work:
 
     accelerator: str
     per_node: int
-    phases: tuple[Phase, ...]
+    kind: str
     size: int
     timeout_s: float
     devices: bool = False
-    jobs: tuple[Job, ...] = ()  # none: every node by itself
+    jobs: tuple[Job, ...] = ()  # none: every node is a job of its own
 
     def to_argument(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -173,9 +172,8 @@ class Work:
     @classmethod
     def from_argument(cls, text: str) -> Work:
         value = json.loads(text)
-        phases = tuple(Phase.from_json(one) for one in value["phases"])
         jobs = tuple(Job(**{**one, "nodes": tuple(one["nodes"])}) for one in value["jobs"])
-        return cls(**{**value, "phases": phases, "jobs": jobs})
+        return cls(**{**value, "jobs": jobs})
 
 
 @dataclass(frozen=True)

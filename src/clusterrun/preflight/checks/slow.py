@@ -8,11 +8,11 @@ Without a peer there is nothing to hold a value against: UNKNOWN.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from clusterrun.config.schema import Accelerator
-from clusterrun.measure.blame import Blame, blame, is_slow, usual_best, without
+from clusterrun.measure.blame import Blame, blame, outliers, usual_best
 from clusterrun.measure.groups import IN_NODE, PAIRS
 from clusterrun.measure.results import COPIES, IMPORT, PRODUCT, WAIT, DeviceResult, NodeMeasured, Row, Stuck
 from clusterrun.preflight.checks.per_gpu import label, several, topology_of
@@ -20,6 +20,8 @@ from clusterrun.preflight.evidence import Check, Evidence
 from clusterrun.preflight.gpu_facts import GpuHealth
 from clusterrun.preflight.report import Finding, Verdict
 from clusterrun.preflight.slow import NodePair, SlowEvidence
+
+Key = TypeVar("Key", str, tuple[str, int])
 
 PASS, WARN, FAIL, UNKNOWN = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.UNKNOWN
 _GPU_BELOW, _CPU_BELOW = 0.75, 0.25
@@ -42,22 +44,26 @@ def measured(e: Evidence) -> Iterator[Finding]:
 
 
 def gemm_speed(e: Evidence) -> Iterator[Finding]:
-    def one(e: Evidence, node: str, device: DeviceResult) -> tuple[Verdict, str]:
+    judged = _among_peers(e, lambda d: d.flops, "FLOP/s")
+
+    def one(node: str, device: DeviceResult) -> tuple[Verdict, str]:
         if device.repeatable is False:
             return FAIL, "the same product gave other bits"
-        return _against_peers(e, node, device, lambda d: d.flops, "FLOP/s")
+        return judged.get((node, device.local), (UNKNOWN, "not measured"))
 
     yield from _per_device("gemm_speed", e, PRODUCT, one, "a GPU that throttles or fails: look at clocks, power, heat")
 
 
 def copy_speed(e: Evidence) -> Iterator[Finding]:
-    def one(e: Evidence, node: str, device: DeviceResult) -> tuple[Verdict, str]:
-        if device.to_device is None:
-            return UNKNOWN, "not measured"
-        there = _against_peers(e, node, device, lambda d: d.to_device, "B/s")
-        back = _against_peers(e, node, device, lambda d: d.from_device, "B/s")
-        worse = max((there, "to the device"), (back, "from the device"), key=lambda p: _WORSE.index(p[0][0]))
-        return worse[0][0], f"{worse[1]} {worse[0][1]}"
+    ways = {
+        "to the device": _among_peers(e, lambda d: d.to_device, "B/s"),
+        "from the device": _among_peers(e, lambda d: d.from_device, "B/s"),
+    }
+
+    def one(node: str, device: DeviceResult) -> tuple[Verdict, str]:
+        both = [(way, judged.get((node, device.local), (UNKNOWN, "not measured"))) for way, judged in ways.items()]
+        way, (verdict, text) = max(both, key=lambda part: _WORSE.index(part[1][0]))
+        return verdict, f"{way} {text}"
 
     yield from _per_device("copy_speed", e, COPIES, one, "PCIe slot, riser, or a wrong NUMA binding")
 
@@ -67,7 +73,7 @@ def pcie_under_load(e: Evidence) -> Iterator[Finding]:
     if e.cluster.accelerator is not Accelerator.cuda:
         return
 
-    def one(e: Evidence, node: str, device: DeviceResult) -> tuple[Verdict, str]:
+    def one(node: str, device: DeviceResult) -> tuple[Verdict, str]:
         gpu = _health(e, node, device)
         if device.pcie_gen is None or device.pcie_width is None:
             return UNKNOWN, device.pcie_problem or "not measured"
@@ -83,6 +89,7 @@ def pcie_under_load(e: Evidence) -> Iterator[Finding]:
 
 def all_reduce_in_node(e: Evidence) -> Iterator[Finding]:
     rows = {node: row for node, said in _local(e) for row in said.rows if row.phase == IN_NODE}
+    judged = _judged({node: row.best_busbw for node, row in rows.items()}, slow_below(e), "B/s")
     for node, said in _local(e):
         stuck = next((one for one in said.stuck if one.what == IN_NODE), None)
         if stuck:
@@ -94,8 +101,7 @@ def all_reduce_in_node(e: Evidence) -> Iterator[Finding]:
             text = f"wrong results: {rows[node].wrong} elements of an all-reduce in the node"
             yield Finding("all_reduce_in_node", node, FAIL, text, "do not train on it")
         else:
-            rates = [(other, row.best_busbw) for other, row in rows.items()]
-            verdict, text = _judged(rows[node].best_busbw, without(rates, node), slow_below(e), "B/s")
+            verdict, text = judged[node]
             yield Finding(
                 "all_reduce_in_node", node, verdict, f"busbw {text}", "see gpu_pairs" if verdict is FAIL else ""
             )
@@ -148,8 +154,12 @@ def between_nodes(e: Evidence) -> Iterator[Finding]:
     who = between(e, e.slow)
     declared = declared_rate(e)
     later = {b for _, b in who.pairs}
+    by_node: dict[str, list[NodePair]] = {}
+    for pair in pairs.values():
+        for end in pair.key:
+            by_node.setdefault(end, []).append(pair)
     for node in e.slow.paired:
-        own = [pair for pair in pairs.values() if node in pair.key]
+        own = by_node.get(node, [])
         text = several([_node_pair(node, pair) for pair in own], "; ")
         usual = f", others reach {_rate(who.expected, 'B/s')}" if who.expected else ""
         path = next((pair for pair in who.pairs if node in pair), None)
@@ -172,6 +182,10 @@ def between_nodes(e: Evidence) -> Iterator[Finding]:
         elif declared and max(pair.rate or 0 for pair in own) < slow_below(e) * declared:
             text = f"{text}; declared {_rate(declared, 'B/s')}"
             yield Finding("between_nodes", node, WARN, text, "or cluster.interconnect says more than there is")
+        elif not any(_is_fast(e, pair, who.expected) for pair in own):
+            others = any(_is_fast(e, pair, who.expected) for pair in pairs.values())
+            verdict = UNKNOWN if others else FAIL
+            yield Finding("between_nodes", node, verdict, f"met nobody that is fast: {text}{usual}", _RETRY)
         elif who.expected is None and not declared:
             text = f"{text}; nothing to hold it against"
             yield Finding("between_nodes", node, UNKNOWN, text, "declare cluster.interconnect.nic_gbit_per_s")
@@ -184,6 +198,10 @@ def between_nodes(e: Evidence) -> Iterator[Finding]:
 def between(e: Evidence, slow: SlowEvidence) -> Blame[str]:
     """Who is slow between nodes, by all that is known so far."""
     return blame({key: pair.rate for key, pair in slow.newest().items()}, slow_below(e))
+
+
+def _is_fast(e: Evidence, pair: NodePair, expected: float | None) -> bool:
+    return pair.rate is not None and (expected is None or pair.rate >= slow_below(e) * expected)
 
 
 def slow_below(e: Evidence) -> float:
@@ -211,7 +229,7 @@ def _per_device(
     name: str,
     e: Evidence,
     part: str,
-    judge: Callable[[Evidence, str, DeviceResult], tuple[Verdict, str]],
+    judge: Callable[[str, DeviceResult], tuple[Verdict, str]],
     advice: str,
 ) -> Iterator[Finding]:
     """One finding for all devices of a node: the worst, those that did not pass named."""
@@ -225,7 +243,7 @@ def _per_device(
             elif device is None:
                 verdict, text = UNKNOWN, "not measured"
             else:
-                verdict, text = judge(e, node, device)
+                verdict, text = judge(node, device)
             lines.append((verdict, f"{_rank(e, node, local)}: {text}"))
         worst = max((verdict for verdict, _ in lines), key=_WORSE.index)
         shown = [text for verdict, text in lines if verdict is worst]
@@ -233,32 +251,32 @@ def _per_device(
         yield Finding(name, node, worst, text, advice if worst is FAIL else "")
 
 
-def _against_peers(
-    e: Evidence, node: str, device: DeviceResult, value: Callable[[DeviceResult], float | None], unit: str
-) -> tuple[Verdict, str]:
-    """Against all other devices of the same model."""
-    own = value(device)
-    if own is None:
-        return UNKNOWN, "not measured"
-    model = _model(e, node, device)
-    peers = [
-        rate
-        for other, said in _local(e)
-        for one in said.devices
-        if (other, one.local) != (node, device.local)
-        and _model(e, other, one) == model
-        and (rate := value(one)) is not None
-    ]
-    return _judged(own, peers, slow_below(e), unit)
+def _among_peers(
+    e: Evidence, value: Callable[[DeviceResult], float | None], unit: str
+) -> dict[tuple[str, int], tuple[Verdict, str]]:
+    """(node, local rank) -> how its value stands among all devices of the same model."""
+    by_model: dict[str | None, dict[tuple[str, int], float]] = {}
+    for node, said in _local(e):
+        for device in said.devices:
+            rate = value(device)
+            if rate is not None:
+                by_model.setdefault(_model(e, node, device), {})[node, device.local] = rate
+    judged: dict[tuple[str, int], tuple[Verdict, str]] = {}
+    for values in by_model.values():
+        judged |= _judged(values, slow_below(e), unit)
+    return judged
 
 
-def _judged(own: float, peers: Sequence[float], below: float, unit: str) -> tuple[Verdict, str]:
-    slow = is_slow(own, peers, below)
-    if slow is None:
-        return UNKNOWN, f"{_rate(own, unit)}, no peer to hold it against"
-    if slow:
-        return FAIL, f"{_rate(own, unit)}, the peers {_rate(statistics.median(peers), unit)}"
-    return PASS, _rate(own, unit)
+def _judged(values: Mapping[Key, float], below: float, unit: str) -> dict[Key, tuple[Verdict, str]]:
+    """Each value among the others."""
+    found = {}
+    for key, (slow, usual) in outliers(values, below).items():
+        own = _rate(values[key], unit)
+        if slow is None:
+            found[key] = UNKNOWN, f"{own}, no peer to hold it against"
+        else:
+            found[key] = (FAIL, f"{own}, the peers {_rate(usual, unit)}") if slow else (PASS, own)
+    return found
 
 
 def _pairs(said: NodeMeasured) -> dict[tuple[int, int], Row | None]:
