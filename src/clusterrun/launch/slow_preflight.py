@@ -22,10 +22,9 @@ from clusterrun.launch.asking import ask
 from clusterrun.launch.plan import slow_argv, step_environment
 from clusterrun.launch.steps import StepRunner, StepSpec
 from clusterrun.measure import groups
-from clusterrun.measure.groups import tournament
 from clusterrun.measure.results import MEASURED, Job, NodeMeasured, Work, better_of
 from clusterrun.preflight.checks import check_slow
-from clusterrun.preflight.checks.slow import between
+from clusterrun.preflight.checks.slow import between, is_fast
 from clusterrun.preflight.decide import is_fatal
 from clusterrun.preflight.evidence import Evidence
 from clusterrun.preflight.report import Verdict
@@ -120,31 +119,38 @@ class SlowPreflight:
         return replace(slow, pairs=tuple(found))
 
     def _doubtful(self, slow: SlowEvidence) -> list[tuple[str, str]]:
-        """The pairs to measure by themselves: who is suspected, with somebody who is not. Disjoint."""
+        """Disjoint pairs to measure by themselves: each suspect that was not yet, and each node that has met nobody
+        fast so far, with a partner that is known to be fast, if there is one, and new to it, if there is one."""
         known = slow.newest()
         who = between(self.evidence, slow)
-        met = {node for key in known for node in key}
-        suspects = [node for node in slow.paired if node in who.suspects or node not in met]
-        done = self._tried
-        good = [node for node in slow.paired if node not in suspects]
-        if not suspects:
-            return []
-        if not good:  # nobody to hold them against: each with each, as far as it goes
-            rounds = tournament(len(suspects))
-            for round_ in rounds:
-                pairs = [self._in_order(slow, suspects[a], suspects[b]) for a, b in round_]
-                if not done & set(pairs):
-                    return pairs
-            return []
-        pairs = []
-        for suspect in suspects:
-            if any(suspect in key for key in done):
-                continue  # once by itself is enough
-            partner = next((n for n in good if self._in_order(slow, suspect, n) not in known), good[0])
-            good.remove(partner)
-            pairs.append(self._in_order(slow, suspect, partner))
-            if not good:
-                break
+        proven = {node for pair in known.values() if is_fast(self.evidence, pair, who.expected) for node in pair.key}
+        tried = {node for pair in self._tried for node in pair}
+        open_ = [
+            node
+            for node in slow.paired
+            if (node in who.suspects and node not in tried) or (node not in proven and node not in who.members)
+        ]
+        pairs: list[tuple[str, str]] = []
+        used: set[str] = set()
+        for node in open_:
+            partners = [
+                other
+                for other in slow.paired
+                if other != node and other not in used and self._in_order(slow, node, other) not in self._tried
+            ]
+            if node in used or not partners:
+                continue
+            partner = min(
+                partners,
+                key=lambda other: (
+                    other in who.members,
+                    other not in proven,
+                    other in who.suspects,
+                    self._in_order(slow, node, other) in known,
+                ),
+            )
+            used |= {node, partner}
+            pairs.append(self._in_order(slow, node, partner))
         return pairs
 
     def _again(self, slow: SlowEvidence, pairs: Sequence[tuple[str, str]]) -> SlowEvidence:

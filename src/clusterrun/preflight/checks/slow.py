@@ -182,8 +182,8 @@ def between_nodes(e: Evidence) -> Iterator[Finding]:
         elif declared and max(pair.rate or 0 for pair in own) < slow_below(e) * declared:
             text = f"{text}; declared {_rate(declared, 'B/s')}"
             yield Finding("between_nodes", node, WARN, text, "or cluster.interconnect says more than there is")
-        elif not any(_is_fast(e, pair, who.expected) for pair in own):
-            others = any(_is_fast(e, pair, who.expected) for pair in pairs.values())
+        elif not any(is_fast(e, pair, who.expected) for pair in own):
+            others = any(is_fast(e, pair, who.expected) for pair in pairs.values())
             verdict = UNKNOWN if others else FAIL
             yield Finding("between_nodes", node, verdict, f"met nobody that is fast: {text}{usual}", _RETRY)
         elif who.expected is None and not declared:
@@ -200,7 +200,8 @@ def between(e: Evidence, slow: SlowEvidence) -> Blame[str]:
     return blame({key: pair.rate for key, pair in slow.newest().items()}, slow_below(e))
 
 
-def _is_fast(e: Evidence, pair: NodePair, expected: float | None) -> bool:
+def is_fast(e: Evidence, pair: NodePair, expected: float | None) -> bool:
+    """Whether two nodes reach what is usual, or anything where nothing is."""
     return pair.rate is not None and (expected is None or pair.rate >= slow_below(e) * expected)
 
 
