@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -313,3 +313,14 @@ def test_the_better_of_two_measurements() -> None:
         assert merged.rows[0].best_busbw == pytest.approx(9e9)
         assert merged.rows[0].wrong == 2
     assert NodeMeasured.from_json(healthy("c2").as_json()) == healthy("c2")
+
+
+def test_the_plan_says_which_checks_are_slow(clusterrun_here: Callable[..., Any]) -> None:
+    full, fast = (clusterrun_here("plan", *more).stdout for more in (("preflight=full",), ()))
+    assert "then, slow" in full
+    assert "gemm_speed" in full
+    assert "then, slow" not in fast
+    assert "gemm_speed" not in fast
+    off = clusterrun_here("plan", "preflight=full", "preflight.policy={gemm_speed: off}").stdout
+    assert "gemm_speed" not in off
+    assert "copy_speed" in off

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from clusterrun.topology import nvml_ask
+from clusterrun.measure.pcie import PcieLink
 
 _GPU_SIZE, _CPU_SIZE = 8192, 512  # rows and columns: 1.1 TFLOP and 0.27 GFLOP
 _GPU_PRODUCTS, _CPU_PRODUCTS = 60, 15
@@ -63,36 +63,16 @@ def copy(device: torch.device, uuid: str) -> dict[str, Any]:
     there = torch.empty(_GPU_COPY, dtype=torch.uint8, device=device)
     to = statistics.median(_gpu_times(lambda: there.copy_(host, non_blocking=True), _GPU_COPIES))
     back = statistics.median(_gpu_times(lambda: host.copy_(there, non_blocking=True), _GPU_COPIES))
+    link = PcieLink(uuid)
     for _ in range(_GPU_COPIES):  # in the background
         there.copy_(host, non_blocking=True)
-    gen, width, problem = _pcie(uuid)
+    gen, width = link.now()
     busy = not torch.cuda.current_stream(device).query()
     torch.cuda.synchronize(device)
-    if not busy and not problem:
-        gen, width, problem = None, None, "the copies had ended before NVML answered"
-    return {
-        "to_device": _GPU_COPY / to,
-        "from_device": _GPU_COPY / back,
-        "pcie_gen": gen,
-        "pcie_width": width,
-        "pcie_problem": problem,
-    }
-
-
-def _pcie(uuid: str) -> tuple[int | None, int | None, str]:
-    """Generation and width of now, or why they are not known."""
-    if not uuid:
-        return None, None, "this torch does not say which GPU it uses"
-    try:
-        ask = nvml_ask.start()
-        handle = ask("nvmlDeviceGetHandleByUUID", uuid)
-        if handle is None:
-            return None, None, f"NVML does not know {uuid}"
-        gen = ask("nvmlDeviceGetCurrPcieLinkGeneration", handle)
-        width = ask("nvmlDeviceGetCurrPcieLinkWidth", handle)
-    except (nvml_ask.NvmlUnavailable, nvml_ask.GpuGone) as error:
-        return None, None, str(error)
-    return gen, width, "" if gen is not None and width is not None else "NVML does not say"
+    found: dict[str, Any] = {"to_device": _GPU_COPY / to, "from_device": _GPU_COPY / back}
+    if not busy and not link.problem:
+        return found | {"pcie_problem": "the copies had ended before NVML answered"}
+    return found | {"pcie_gen": gen, "pcie_width": width, "pcie_problem": link.problem}
 
 
 def _gpu_times(run: Any, times: int) -> list[float]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from clusterrun.measure.collectives import size_text
+from clusterrun.measure.results import MEASURED, Row
 from clusterrun.rundir import RunDir
 
 
@@ -63,6 +65,7 @@ class Progress:
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     finished: bool = False
+    measured: str = ""  # a bench's last result
 
     def take(self, record: dict[str, Any]) -> None:
         """Fold one record in."""
@@ -82,6 +85,9 @@ class Progress:
                 self.warnings.append(f"checkpoint at step {record['step']} failed: {record.get('reason')}")
         elif kind == "error":
             self.errors.append(f"rank {record.get('rank')}, step {record.get('step')}: {record.get('message')}")
+        elif kind == MEASURED:
+            row = Row.from_json(record)
+            self.measured = f"{row.collective}, {row.phase}, {size_text(row.bytes)}: {row.busbw / 1e9:.3g} GB/s"
         elif kind == "done":
             self.finished = True
             self.step = record.get("step", self.step)

@@ -103,7 +103,7 @@ def _wait_until_ended(state_of: StateOf) -> None:
 def detail(p: RunProgress) -> str:
     """step, loss, metric, samples/s, ETA in one line."""
     if not p.step:
-        return ""
+        return p.measured
     parts = [f"step {p.step}/{p.total_steps}"]
     if p.loss is not None:
         parts.append(f"loss {p.loss:.4f}")
@@ -157,7 +157,7 @@ def _phase(current: Attempt | None, state: str, reason: str, p: RunProgress) -> 
         return f"queued again ({current.ending.value})"
     if not current.nodes:
         return "preflight"
-    return name if p.step else "starting workers"
+    return "measuring" if p.measured else name if p.step else "starting workers"
 
 
 def _bar(console: Console) -> Progress:
