@@ -24,7 +24,7 @@ from clusterrun.launch.steps import StepRunner, StepSpec
 from clusterrun.measure import groups
 from clusterrun.measure.results import MEASURED, Job, NodeMeasured, Work, better_of
 from clusterrun.preflight.checks import check_slow
-from clusterrun.preflight.checks.slow import between, is_fast
+from clusterrun.preflight.checks.slow_between import between, is_fast
 from clusterrun.preflight.decide import is_fatal
 from clusterrun.preflight.evidence import Evidence
 from clusterrun.preflight.report import Verdict
