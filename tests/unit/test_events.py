@@ -114,7 +114,7 @@ class TestProgress:
             step(10, epoch=1),
             {"kind": "eval", "step": 10, "metric": "accuracy", "value": 0.9},
             {"kind": "checkpoint", "step": 10, "ok": True},
-            {"kind": "checkpoint", "step": 20, "ok": False, "reason": "disk full"},
+            {"kind": "checkpoint", "step": 20, "ok": False, "reason": "every_steps", "problem": "disk full"},
             step(20, epoch=2),
             {"kind": "of a newer version"},
         )

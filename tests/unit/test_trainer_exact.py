@@ -128,7 +128,7 @@ def train(root: Path, variant: Variant, stops: list[int], async_save: bool = Fal
             **variant.train,
         ),
         data=DataConfig(samples=300),
-        checkpoint=CheckpointConfig(every_steps=4, async_save=async_save),
+        checkpoint=CheckpointConfig(every_steps=7, async_save=async_save),
     )
     run = RunDir(root)
     if rank == 0:

@@ -82,7 +82,7 @@ class Progress:
             if record.get("ok"):
                 self.saved_step = record["step"]
             else:
-                self.warnings.append(f"checkpoint at step {record['step']} failed: {record.get('reason')}")
+                self.warnings.append(f"checkpoint at step {record['step']} failed: {record.get('problem')}")
         elif kind == "error":
             self.errors.append(f"rank {record.get('rank')}, step {record.get('step')}: {record.get('message')}")
         elif kind == MEASURED:

@@ -9,7 +9,8 @@ Every event has ``t`` (Unix time, seconds), ``kind`` and ``rank``. Kinds and the
                 comm_time_s: gradient communication in the last step DDP timed, null when it timed none since
                 own_time_s: step_time_s without the wait for others' gradients in that step; tells a straggler
     eval        step, loss, metric, value  rank 0
-    checkpoint  step, ok, path, seconds, stall_s, bytes, reason   rank 0; reason: every_steps, time, best, stop, end
+    checkpoint  step, ok, path, seconds, stall_s, bytes, reason, problem   rank 0
+                reason: every_steps, time, best, stop, end; problem: what went wrong when not ok, else null
                 written when the save has ended, which with async_save is later than its step
     warning     step, message              rank 0
     stopped     step, signal

@@ -60,7 +60,9 @@ class Recorder:
         if self.rank != 0:
             return
         fields = {"ok": saved.ok, "path": saved.path, "seconds": saved.seconds, "stall_s": saved.stall_s}
-        self.events.write("checkpoint", step=saved.step, **fields, bytes=saved.bytes, reason=reason)
+        self.events.write(
+            "checkpoint", step=saved.step, **fields, bytes=saved.bytes, reason=reason, problem=saved.problem
+        )
         if saved.ok:
             waited = "" if saved.stall_s == saved.seconds else f" ({saved.stall_s:.2f} s of training)"
             self.say(f"step {saved.step}  checkpoint saved in {saved.seconds:.2f} s{waited}: {saved.path}")
