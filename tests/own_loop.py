@@ -19,7 +19,7 @@ torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(20, 50), nn.BatchNorm1d(50), nn.ReLU(), nn.Dropout(0.2), nn.Linear(50, 3))
 model = DistributedDataParallel(net)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
 torch.manual_seed(1 + rank)
 told = {name: value for name, value in os.environ.items() if name.startswith("CLUSTERRUN_")}
 print(f"contract {sorted(told)} grace {told.get('CLUSTERRUN_GRACE_S')}", flush=True)

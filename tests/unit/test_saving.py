@@ -24,13 +24,13 @@ from clusterrun.errors import CheckpointError
 from clusterrun.train.saving import Saver, State
 from ranks import both, leftovers, run_ranks
 
-TIMEOUT_S = 2.0
+SHORT_S = 2.0  # for a rank to wait for another whose disk never answers
 
 
 class Loop:
     """A training loop reduced to its state: ``value`` is added to in place, as an optimizer does."""
 
-    def __init__(self, rank: int, directory: Path, **settings: Any) -> None:
+    def __init__(self, rank: int, directory: Path, timeout_s: float = 30.0, **settings: Any) -> None:
         self.rank = rank
         self.said: list[str] = []
         self.warnings: list[str] = []
@@ -43,7 +43,7 @@ class Loop:
             attempt=0,
             config_hash="c0ffee",
             keep=Keep.of(config),
-            timeout_s=TIMEOUT_S,
+            timeout_s=timeout_s,
             device=torch.device("cpu"),
             warn=self.warnings.append,
         )
@@ -135,10 +135,10 @@ def one_that_overtakes_waits(rank: int, directory: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         disk = SlowDisk(patch, here=rank == 1)
         loop.save(10)
-        threading.Timer(0.5, disk.go.set).start()
         began = time.monotonic()
+        threading.Timer(0.5, disk.go.set).start()
         loop.save(20)
-        assert time.monotonic() - began > 0.3
+        assert time.monotonic() - began >= 0.5 or rank != 1  # the others may have come later
         assert loop.saves == [(10, True, "every_steps")]
         loop.save(30, last=True)  # not in the background, and waits for the one that is
     assert not loop.saver.in_flight
@@ -196,13 +196,13 @@ def a_full_disk_comes_to_light(rank: int, directory: Path) -> None:
 
 def a_disk_that_never_answers(rank: int, directory: Path) -> None:
     """The ranks go on together; what the rank does once its disk answers again harms nothing."""
-    loop = Loop(rank, directory)
+    loop = Loop(rank, directory, timeout_s=SHORT_S)
     with pytest.MonkeyPatch.context() as patch:
         disk = SlowDisk(patch, here=rank == 1)
         loop.save(10)
         began = time.monotonic()
         loop.saver.land()
-        assert time.monotonic() - began < TIMEOUT_S * 5
+        assert time.monotonic() - began < SHORT_S * 6
         assert loop.saves == [(10, False, "every_steps")]
     loop.save(20)
     disk.go.set()
@@ -251,9 +251,9 @@ def a_grace_that_is_too_short_is_said(rank: int, directory: Path) -> None:
             threading.Timer(0.6, disk.go.set).start()
             loop.save(step)
             loop.poll_until_landed()
-    (warning,) = loop.warnings
-    assert "told to stop has 0 s for it" in warning or "told to stop has 1 s for it" in warning
-    assert "raise cluster.signal_lead_s" in warning
+    assert len(loop.warnings) <= 2  # again only when it has become much longer
+    assert "a run that is told to stop has 0 s for it" in loop.warnings[0]
+    assert "raise cluster.signal_lead_s" in loop.warnings[0]
 
 
 def test_scenarios(tmp_path: Path) -> None:

@@ -342,12 +342,12 @@ def test_saving_by_time_and_by_score_in_the_background(make_run: Callable[..., R
 
 
 def test_a_signal_while_a_save_is_being_written(make_run: Callable[..., Run]) -> None:
-    """One rank's disk takes 2 s for an fsync. Both states are saved: the one in flight and that of the stop."""
+    """One rank's disk takes 3 s for an fsync. Both states are saved: the one in flight and that of the stop."""
     run = make_run(step_s=0.05)
     run.config.checkpoint.every_steps = 20
     run.config.checkpoint.async_save = True
     strace = ["strace", "-f", "-qq", "--seccomp-bpf", "-o", "/dev/null"]
-    run.under[1] = [*strace, "-e", "trace=fsync", "-e", "inject=fsync:delay_enter=2000000"]
+    run.under[1] = [*strace, "-e", "trace=fsync", "-e", "inject=fsync:delay_enter=3000000"]
     run.start(0)
     run.wait_for(lambda: any(event["step"] >= 25 for event in run.events(0, "step")))
     assert run.events(0, "checkpoint") == []
