@@ -10,10 +10,11 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -27,9 +28,11 @@ from clusterrun.launch import queue
 from clusterrun.launch.conductor import Entry
 from clusterrun.launch.local_steps import processes_by, processes_with
 from clusterrun.launch.sbatch import executor_for
+from clusterrun.launch.sbatch_words import explain
 from clusterrun.rundir import RunDir, write_durably
 
 RUN_MARK = "CLUSTERRUN_RUN"
+_WHICH_SLURM = ("SLURM_CONF", "SLURM_JWT")  # of a site with several clusters; who one is there
 _NO_LIMIT_MIN = 60 * 24 * 365  # submitit's local executor wants a limit
 
 
@@ -169,8 +172,19 @@ def how_to_cancel(job: Job) -> str:
 
 
 @contextlib.contextmanager
-def sbatch_explained() -> Iterator[None]:
+def clean_environment() -> Iterator[None]:
+    """In here nothing of a job or step around us acts as an option of sbatch. Which Slurm it is, stays."""
+    kept = {name: os.environ[name] for name in _WHICH_SLURM if name in os.environ}
+    with submitit.helpers.clean_env():
+        os.environ.update(kept)
+        yield
+
+
+@contextlib.contextmanager
+def sbatch_explained(asked: Mapping[str, Any]) -> Iterator[None]:
     """Around a submission by submitit: what sbatch says against it becomes one clear line.
+
+    ``asked`` is what submitit was told of the job.
 
     Raises:
         SubmissionError: there is no sbatch here, or it refused.
@@ -183,16 +197,15 @@ def sbatch_explained() -> Iterator[None]:
     words = io.StringIO()
     try:
         # Inside another job or step SLURM_* would act as options of sbatch (a known cause of wrong CPU bindings).
-        with submitit.helpers.clean_env(), contextlib.redirect_stderr(words):
+        with clean_environment(), contextlib.redirect_stderr(words):
             yield
     except (FailedJobError, FailedSubmissionError) as error:
-        said = (words.getvalue().strip() or str(error)).replace("sbatch: error: ", "").splitlines()
-        raise SubmissionError(f"sbatch refused: {' / '.join(line for line in said if line)}") from None
+        raise SubmissionError(explain(words.getvalue().strip() or str(error), asked)) from None
 
 
 def _submit_slurm(run: RunDir, config: RunConfig, excluded: Sequence[str]) -> Job:
     executor = executor_for(config, run, excluded)
-    with sbatch_explained():
+    with sbatch_explained(executor.parameters):
         job = executor.submit(Entry(str(run.root)))
     shutil.copyfile(job.paths.submission_file, run.submission)
     return Job(Executor.slurm.value, str(job.job_id), str(run.root), run.id, os.getcwd(), time.time())

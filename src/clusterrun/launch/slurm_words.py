@@ -74,7 +74,7 @@ _WHAT = {
     "memory": "memory",
     "gres": "GPUs (or other GRES)",
     "wall": "wall-clock time",
-    "walldurationperjob": "wall-clock time of one job",
+    "wallduration": "wall-clock time",
     "billing": "billing units",
     "energy": "energy",
     "license": "licences",
@@ -120,7 +120,7 @@ def _limit(code: str) -> str | None:
         name = f"the time it may spend on {name}"
     if kind == "Min":
         return f"it asks for less than {whose} must at least: {name}{_WHO.get(who, '')} ({code}): {_NEVER}"
-    for_good = who in ("PerJob", "PerNode") or thing.lower() == "walldurationperjob"
+    for_good = who in ("PerJob", "PerNode") or thing.lower() == "wall"
     end = f": {_NEVER}" if for_good else ""
     together = " together" if kind == "Grp" else ""
     return f"{whose} is at its limit of {name}{together}{_WHO.get(who, '')} ({code}){end}"

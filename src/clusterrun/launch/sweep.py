@@ -19,7 +19,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import submitit
 import yaml  # type: ignore[import-untyped]
 
 from clusterrun import process
@@ -189,7 +188,7 @@ def _write_points(sweep: SweepDir, points: Sequence[PlannedPoint]) -> None:
 def _submit_array(sweep: SweepDir, shape: Shape) -> list[Job]:
     """One sbatch. Raises SubmissionError."""
     executor = executor_with(shape.parameters, sweep.submitit)
-    with sbatch_explained():
+    with sbatch_explained(shape.parameters):
         sent = executor.submit_array([PointEntry(str(p.run.root)) for p in shape.points])
     script = sweep.submissions / f"{str(sent[0].job_id).partition('_')[0]}.sh"
     script.write_text(sent[0].paths.submission_file.read_text())
@@ -233,7 +232,7 @@ def expected_start(shape: Shape, sweep: SweepDir) -> str | None:
         script = Path(scratch) / "test.sh"
         script.write_text(shape.text(sweep))
         try:
-            with submitit.helpers.clean_env():
+            with jobs.clean_environment():
                 said = process.run(["sbatch", "--test-only", str(script)], timeout_s=_TEST_ONLY_TIMEOUT_S, errors=True)
         except CommandError as error:
             said = error.output.strip().rpartition("\n")[2]
