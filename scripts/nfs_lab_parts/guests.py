@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from nfs_lab_parts import net, server
 from nfs_lab_parts.inside import EXIT_CODE, FRAME, OUTPUT, PORT
-from nfs_lab_parts.net import LAB, LabError, run
+from nfs_lab_parts.net import LAB, LabError, run, wait_until
 
 MOUNTS = "/run/nfs"  # in the guests
 OPTIONS = "vers=4.2,hard"
@@ -34,6 +34,11 @@ class Guest(NamedTuple):
     control_cable: str
 
     @property
+    def mark(self) -> str:
+        """In its processes' command line."""
+        return f"umid=clusterrun-{self.name}"
+
+    @property
     def console(self) -> Path:
         return LAB / f"{self.name}.console"
 
@@ -49,12 +54,17 @@ def named(name: str) -> Guest:
 
 
 def pid(guest: Guest) -> int | None:
-    return net.pid_of("linux.uml", f"umid=clusterrun-{guest.name}")
+    return net.pid_of("linux.uml", guest.mark)
 
 
-def answers(guest: Guest) -> bool:
-    """Whether it takes commands, which it does once it has its mounts."""
-    return net.connects(guest.control, PORT)
+def end(guest: Guest) -> None:
+    """At once, as a power cut would: what its kernel has not sent is lost."""
+    net.end("linux.uml", guest.mark)
+
+
+def answers(guest: Guest, patience_s: float = 0) -> bool:
+    """Whether it takes commands, which it does once it has its mounts. A busy machine may need some patience."""
+    return wait_until(lambda: net.connects(guest.control, PORT), patience_s)
 
 
 def needs_xstate() -> bool:
@@ -92,9 +102,11 @@ def start(memory_mb: int, guests: Sequence[Guest]) -> None:
         first.write_text(f"#!/bin/sh\nexec {shlex.join(argv)}\n")
         first.chmod(0o755)
         guest.console.unlink(missing_ok=True)
-        uml = ["linux.uml", f"umid=clusterrun-{guest.name}", f"uml_dir={LAB}/uml/", f"mem={memory_mb}M"]
+        uml = ["linux.uml", guest.mark, f"uml_dir={LAB}/uml/", f"mem={memory_mb}M"]
         uml += ["rootfstype=hostfs", "rootflags=/", "ro", f"init={first}", "con=null", "con0=fd:0,fd:1"]
-        uml += [f"eth0=tuntap,{guest.cable}", f"eth1=tuntap,{guest.control_cable}"]
+        for number, cable in enumerate((guest.cable, guest.control_cable)):
+            # A fixed address, or those who knew the guest before it was booted again would not find it.
+            uml.append(f"eth{number}=tuntap,{cable},02:00:00:00:0{number}:{GUESTS.index(guest) + 1:02x}")
         env = {"TMPDIR": str(LAB / "memory"), **({"LD_PRELOAD": str(_XSTATE)} if needs_xstate() else {})}
         net.start(guest.console, *uml, env=env)
     for guest in guests:

@@ -151,13 +151,38 @@ def pids() -> list[int]:
 
 
 def pid_of(command: str, *arguments: str) -> int | None:
-    """The process inside that runs a command with these first arguments; the oldest, as others are its children."""
+    """The process that was started inside with a command and these first arguments, not its children."""
+    return next((pid for pid in running(command, *arguments) if os.getsid(pid) == pid), None)
+
+
+def end(command: str, *arguments: str) -> None:
+    """Kill what was started with a command and these first arguments, and all that it started."""
+    sessions: set[int] = set()  # what outlives its first process still has its session
+
+    def quiet() -> bool:
+        sessions.update(os.getsid(pid) for pid in running(command, *arguments))
+        left = [pid for pid in pids() if os.getsid(pid) in sessions]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        return not left
+
+    def quiet_now() -> bool:
+        try:
+            return quiet()
+        except ProcessLookupError:  # one ended while we looked
+            return False
+
+    if not wait_until(quiet_now, 10):
+        raise LabError(f"{command} {' '.join(arguments)} doesn't end")
+
+
+def running(command: str, *arguments: str) -> Iterator[int]:
+    """Processes inside that run a command with these first arguments."""
     for pid in pids():
         with contextlib.suppress(OSError):
             argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
             if os.path.basename(argv[0]) == command and tuple(argv[1 : 1 + len(arguments)]) == arguments:
-                return pid
-    return None
+                yield pid
 
 
 @contextlib.contextmanager

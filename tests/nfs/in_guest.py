@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -113,6 +114,16 @@ def read(path: str, size: int) -> dict[str, Any]:
         return {"error": error.errno, "text": str(error)}
 
 
+def end_node(node: str) -> dict[str, Any]:
+    """Kill a step's processes on this node, as Slurm does; workers live in sessions of their own."""
+    from clusterrun.launch.local_steps import processes_with
+
+    found = processes_with("CLUSTERRUN_NODE", node)
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    return {"ended": len(found)}
+
+
 def storage(directory: str) -> dict[str, Any]:
     """The storage facts of preflight, as its probe reads them."""
     from clusterrun.preflight.host_facts import read_storage
@@ -125,9 +136,8 @@ def storage(directory: str) -> dict[str, Any]:
 def main() -> None:
     global held_at
     sys.addaudithook(hold)
-    actions: dict[str, Callable[..., dict[str, Any]]] = {
-        action.__name__: action for action in (publish, choose, retain, verify, set_aside, names, look, read, storage)
-    }
+    done_here = (publish, choose, retain, verify, set_aside, names, look, read, end_node, storage)
+    actions: dict[str, Callable[..., dict[str, Any]]] = {action.__name__: action for action in done_here}
     for line in sys.stdin:
         asked = json.loads(line)
         held_at = tuple(asked.pop("hold")) if "hold" in asked else None
