@@ -29,7 +29,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current directory (no ./conf), a home and a shared directory of the test's own."""
     for name in ("work", "home", "shared"):
         (tmp_path / name).mkdir()
-    for name in [n for n in os.environ if n.startswith(("CLUSTERRUN_", "SLURM_", "SBATCH_", "SUBMITIT_"))]:
+    for name in [
+        n
+        for n in os.environ
+        if n.startswith(("CLUSTERRUN_", "SLURM_", "SBATCH_", "SUBMITIT_", "NCCL_", "TORCH_", "GLOO_", "OMP_"))
+    ]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("CLUSTERRUN_SHARED_DIR", str(tmp_path / "shared"))

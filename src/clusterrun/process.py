@@ -33,8 +33,8 @@ def run(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None 
             stdin=subprocess.DEVNULL,
             check=False,
         )
-    except FileNotFoundError:
-        raise CommandError(f"{argv[0]}: command not found on this machine") from None
+    except OSError as error:
+        raise _not_started(argv[0], error) from None
     except subprocess.TimeoutExpired as error:
         text = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else (error.stdout or "")
         raise CommandError(f"{shown}: no answer in {timeout_s:g} s", output=text) from None
@@ -59,7 +59,7 @@ def start(
     """Start in a session of its own, so that a terminal's Ctrl-C does not reach it.
 
     Raises:
-        CommandError: the program is not there.
+        CommandError: the program is not there, or may not be run.
     """
     try:
         return subprocess.Popen(
@@ -71,8 +71,17 @@ def start(
             cwd=cwd,
             start_new_session=True,
         )
-    except FileNotFoundError:
-        raise CommandError(f"{argv[0]}: command not found on this machine") from None
+    except OSError as error:
+        raise _not_started(argv[0], error) from None
+
+
+def _not_started(program: str, error: OSError) -> CommandError:
+    """Not there, not executable, a script without an interpreter, no memory to fork: never a traceback."""
+    if isinstance(error, FileNotFoundError) and error.filename == program:
+        return CommandError(f"{program}: command not found on this machine")
+    return CommandError(
+        f"{program}: can't be started: {error.strerror}" + (f" ({error.filename})" if error.filename else "")
+    )
 
 
 def signal_when_parent_dies(number: signal.Signals) -> None:

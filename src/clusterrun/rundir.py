@@ -6,7 +6,7 @@
       ledger.jsonl                              written by the conductor alone
       fence.json                                which attempt may write (fence.py)
       submitit/                                 submitit's pickle and the conductor's own output
-      attempts/<n>/preflight/<node>.json        attempts/<n>/logs/<node>.<rank>.{out,err}
+      attempts/<n>/preflight/<node>.json        attempts/<n>/logs/<node>.<rank>.{out,err,nccl}
       attempts/<n>/events/<node>.<rank>.jsonl   attempts/<n>/steps/<step>.{out,err}
       checkpoints/step-00001200/                checkpoints/LATEST
       tensorboard/
@@ -119,6 +119,17 @@ class AttemptDir:
     def error_file(self, node: str, rank: int, restart: int) -> Path:
         suffix = f".r{restart}" if restart else ""
         return self.logs / f"{node}.{rank}{suffix}.error.json"
+
+    def nccl_log(self, node: str, rank: int, restart: int) -> Path:
+        suffix = f".r{restart}" if restart else ""
+        return self.logs / f"{node}.{rank}{suffix}.nccl"
+
+    def nccl_logs(self) -> list[Path]:
+        return sorted(self.logs.glob("*.nccl"))
+
+    def flight_prefix(self, node: str) -> Path:
+        """torch appends the rank to the name of what its flight recorder writes."""
+        return self.logs / f"{node}.flight_"
 
     def event_file(self, node: str, rank: int) -> Path:
         return self.events / f"{node}.{rank}.jsonl"
@@ -283,7 +294,7 @@ def sweep_roots(shared_dir: Path) -> list[Path]:
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Records of a JSONL file; none when it is not there. Lines that a crash cut short are passed over."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")  # a damaged block costs the lines in it, no more
     except FileNotFoundError:
         return
     for line in text.split("\n"):

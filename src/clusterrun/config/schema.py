@@ -29,6 +29,7 @@ class IntraNode(Enum):
 
     nvswitch = "nvswitch"
     nvlink_mesh = "nvlink_mesh"
+    nvlink_hybrid = "nvlink_hybrid"  # 8 GPUs as a hybrid cube mesh (DGX-1, p3.16xlarge): NVLink for some pairs only
     nvlink_pairs = "nvlink_pairs"
     pcie = "pcie"
     none = "none"
@@ -49,6 +50,16 @@ class GpuRequest(Enum):
 
     gpus_per_node = "gpus_per_node"
     gres = "gres"
+    none = "none"
+
+
+class NumaBinding(Enum):
+    """How torchrun binds workers to CPUs (its --numa-binding); auto: near their GPUs where the node can."""
+
+    auto = "auto"
+    node = "node"
+    socket = "socket"
+    exclusive = "exclusive"
     none = "none"
 
 
@@ -166,6 +177,7 @@ class ClusterConfig:
     cpus_per_proc: int = 1  # CPU cores per worker
     gpu_model: str | None = None  # as NVML names it, e.g. NVIDIA A100-SXM4-80GB
     accelerator: Accelerator = Accelerator.cpu
+    numa_binding: NumaBinding = NumaBinding.auto
     interconnect: InterconnectConfig = field(default_factory=InterconnectConfig)
     shared_dir: str = ""  # on a file system that all nodes see; empty: $CLUSTERRUN_SHARED_DIR, else ~/clusterrun
     local_paths_shared: bool = False  # true where all "hosts" are one machine, so that /tmp is shared

@@ -8,6 +8,7 @@ What it adds to plain torchrun:
 - SIGTERM and SIGUSR2 mean "save at the next step boundary": they are passed on to the workers and the agent lives on
   (plain torchrun would end the workers 30 s later, saved or not);
 - it watches the workers' signs of life, and tells the conductor of hangs and of how fast each rank is (``lookout``);
+- NCCL gets what only the node knows (``settle``), and each rank a file for its lines;
 - at its end it prints one outcome frame that the conductor reads.
 """
 
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -29,10 +32,14 @@ from typing import TYPE_CHECKING
 from clusterrun import frames, network, process, pulse
 from clusterrun.config import frozen
 from clusterrun.config.grace import save_grace_s
+from clusterrun.config.schema import Accelerator, RunConfig
 from clusterrun.launch.lookout import Lookout, catches
 from clusterrun.launch.outcome import FRAME, How, Outcome
+from clusterrun.nccl import settings
 from clusterrun.preflight.probe import node_name
+from clusterrun.preflight.report import NodeReport
 from clusterrun.rundir import AttemptDir, RunDir
+from clusterrun.topology.model import Topology
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -74,7 +81,9 @@ def main() -> int:
         os.environ[pulse.DIRECTORY] = str(pulses)
         lookout = Lookout(pulses, node, _nodes(torchrun), config)
         lookout.start()
-        outcome = run(torchrun, run_dir.attempt(args.attempt), args.interface, stop)
+        for line in settle(config, run_dir.attempt(args.attempt), node):
+            print(f"{node}: {line}", flush=True)
+        outcome = run(torchrun, run_dir.attempt(args.attempt), args.interface, stop, config)
         outcome = dataclasses.replace(outcome, step=lookout.step())
         if stop.requested and outcome.how is not How.port_taken:
             # Workers that have no handler die of the signal; that is a stop, not a failure.
@@ -86,7 +95,48 @@ def main() -> int:
     return {How.done: 0, How.stopped: 75}.get(outcome.how, 1)
 
 
-def run(torchrun: Sequence[str], attempt: AttemptDir, interface: str | None, stop: StopForwarder) -> Outcome:
+def settle(config: RunConfig, attempt: AttemptDir, node: str) -> list[str]:
+    """Set what only this node can know, from what preflight detected. What is set already wins. Says what and why."""
+    if config.cluster.accelerator is not Accelerator.cuda:
+        return []
+    os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(attempt.flight_prefix(node)))
+    said = []
+    for one in settings.on_node(config, detected(attempt, node), os.environ):
+        if one.value is not None:
+            os.environ[one.name] = one.value
+        said.append(f"{one.name}{'' if one.value is None else '=' + one.value}: {one.reason}")
+    return said
+
+
+def detected(attempt: AttemptDir, node: str) -> Topology | None:
+    """The topology that this node's preflight reported; None when it can't be read back."""
+    try:
+        report = json.loads(attempt.report(node).read_text())["report"]
+        facts = NodeReport.from_json(report).gpus
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return None if facts is None else facts.wiring
+
+
+def numa_binding(config: RunConfig, attempt: AttemptDir, torch_can: bool) -> str | None:
+    """What to give torchrun's --numa-binding on this node."""
+    found = detected(attempt, node_name())
+    near = [gpu.cpu_affinity for gpu in found.gpus] if found else []
+    mode, why = settings.numa_mode(
+        config,
+        torch_can=torch_can,
+        numactl=shutil.which("numactl") is not None,
+        near_cpus=near,
+        allowed=os.sched_getaffinity(0),
+    )
+    if config.cluster.accelerator is Accelerator.cuda:
+        print(f"{node_name()}: --numa-binding{'' if mode is None else '=' + mode}: {why}", flush=True)
+    return mode
+
+
+def run(
+    torchrun: Sequence[str], attempt: AttemptDir, interface: str | None, stop: StopForwarder, config: RunConfig
+) -> Outcome:
     """torchrun to its end, in this process."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -103,19 +153,21 @@ def run(torchrun: Sequence[str], attempt: AttemptDir, interface: str | None, sto
     address = network.own_address(host, interface)
     for name, value in network.socket_environment(address).items():
         os.environ.setdefault(name, value)  # what the user set wins
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # number GPUs as nvidia-smi does
     args.local_addr = address
     args.rdzv_conf = f"is_host={int(index == 0)}," + args.rdzv_conf
     if args.max_restarts:
         # torch 2.13 keeps one store for all rounds of a rendezvous, without a prefix: workers that were started again
         # find the addresses of those before, and Gloo is refused. With this each round gets a store of its own.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    config, command, command_args = config_from_args(args)
-    config.signals_to_handle = "SIGINT,SIGHUP,SIGQUIT"
-    config.shutdown_timeout = _SHUTDOWN_TIMEOUT_S
-    config.logs_specs = RankLogs(attempt, node_name(), stop)
+    if mode := numa_binding(config, attempt, torch_can=hasattr(args, "numa_binding")):
+        args.numa_binding = mode
+    launch, command, command_args = config_from_args(args)
+    launch.signals_to_handle = "SIGINT,SIGHUP,SIGQUIT"
+    launch.shutdown_timeout = _SHUTDOWN_TIMEOUT_S
+    nccl = config.cluster.accelerator is Accelerator.cuda and "NCCL_DEBUG_FILE" not in os.environ
+    launch.logs_specs = RankLogs(attempt, node_name(), stop, nccl=nccl)
     try:
-        elastic_launch(config, command)(*command_args)
+        elastic_launch(launch, command)(*command_args)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         died = failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM

@@ -1,11 +1,13 @@
 """The plan: everything a configuration will do, before it does it.
 
-``make_plan`` is pure. ``plan_next`` looks at the disk for one thing: which run id is free.
+``make_plan`` looks at nothing but the environment, which wins over what is derived. ``plan_next`` looks at the disk for
+one thing: which run id is free.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -28,6 +30,8 @@ from clusterrun.launch.srun import srun_argv
 from clusterrun.measure import collectives
 from clusterrun.measure.groups import BENCH_GROUPS, bench_phases
 from clusterrun.measure.results import Work
+from clusterrun.nccl import harm, settings
+from clusterrun.nccl.settings import Setting
 from clusterrun.rundir import RUNS, RunDir, SweepDir
 from clusterrun.train.builtin import BUILTINS, TOKENS, VECTORS, check_task_args
 
@@ -66,6 +70,8 @@ class Plan:
     preflight_argv: tuple[str, ...]
     training_argv: tuple[str, ...]  # as on the first start, with the rendezvous still open
     environment: dict[str, str]  # added for every step
+    settings: tuple[Setting, ...]  # each variable with its reason, also those that each node settles
+    warnings: tuple[str, ...]  # variables in the environment that hurt
     sbatch: str | None  # the very text that is submitted; None without Slurm
     after_signal: str
     excluded: tuple[str, ...]  # refused by an earlier preflight; part of --exclude
@@ -153,6 +159,8 @@ def make_plan(
         preflight_argv=tuple(srun_argv(everywhere, preflight, cluster) if slurm else preflight),
         training_argv=tuple(srun_argv(nodes, training, cluster) if slurm else training),
         environment=step_environment(config),
+        settings=settings.planned(config, os.environ),
+        warnings=tuple(map(str, harm.harms({**os.environ, **cluster.env}, cluster))),
         sbatch=sbatch_text(config, run, excluded) if slurm and sweep is None else None,
         excluded=tuple(excluded),
         after_signal="save and requeue" if config.recovery.requeue else "save and stop",
@@ -270,12 +278,8 @@ def workers_per_node(config: RunConfig) -> int:
 
 
 def step_environment(config: RunConfig) -> dict[str, str]:
-    """Environment added for every step. cluster.env wins over what is derived here."""
-    return {
-        # torchrun would set 1, a bare start all cores; both are wrong for a worker that was given some.
-        "OMP_NUM_THREADS": str(config.cluster.cpus_per_proc),
-        **config.cluster.env,
-    }
+    """Environment added for every step: cluster.env, and what is derived unless this process has it set already."""
+    return settings.step_environment(config, os.environ)
 
 
 def next_run_id(config: RunConfig) -> str:

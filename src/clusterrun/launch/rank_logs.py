@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 class RankLogs(LogsSpecs):
     """torch asks this right before it starts or restarts the workers of a node."""
 
-    def __init__(self, attempt: AttemptDir, node: str, stop: StopForwarder) -> None:
+    def __init__(self, attempt: AttemptDir, node: str, stop: StopForwarder, *, nccl: bool = False) -> None:
         super().__init__(log_dir=str(attempt.logs))
         self._attempt = attempt
         self._node = node
         self._stop = stop
+        self._nccl = nccl  # give each rank a file for NCCL's lines
 
     @property
     def root_log_dir(self) -> str:
@@ -38,4 +39,7 @@ class RankLogs(LogsSpecs):
             errors = str(self._attempt.error_file(self._node, rank, restart))
             destination.error_files[local_rank] = errors
             env["TORCHELASTIC_ERROR_FILE"] = errors
+            if self._nccl:  # NCCL reads % as the start of a placeholder
+                file = self._attempt.nccl_log(self._node, rank, restart)
+                env["NCCL_DEBUG_FILE"] = str(file).replace("%", "%%")
         return destination

@@ -87,6 +87,7 @@ def _declared_text(cluster: ClusterConfig) -> str:
         IntraNode.nvswitch: "NVSwitch",
         IntraNode.nvlink_mesh: "NVLink between all pairs",
         IntraNode.nvlink_pairs: "NVLink in pairs",
+        IntraNode.nvlink_hybrid: "NVLink as a hybrid cube mesh",
     }[wiring.intra_node]
     if wiring.nvlinks_per_pair and wiring.intra_node not in (IntraNode.none, IntraNode.pcie):
         inside += f" (NV{wiring.nvlinks_per_pair})"
@@ -106,8 +107,11 @@ def _declared_graph(cluster: ClusterConfig, count: int) -> str:
     edges = []
     for i in range(count):
         for j in range(i + 1, count):
-            nvlink = wiring.intra_node in (IntraNode.nvswitch, IntraNode.nvlink_mesh) or (
-                wiring.intra_node is IntraNode.nvlink_pairs and j == i + 1 and i % 2 == 0
+            nvlink = (
+                wiring.intra_node in (IntraNode.nvswitch, IntraNode.nvlink_mesh)
+                or (wiring.intra_node is IntraNode.nvlink_pairs and j == i + 1 and i % 2 == 0)
+                # two quads, joined corner by corner (NVIDIA DGX-1 System Architecture)
+                or (wiring.intra_node is IntraNode.nvlink_hybrid and (i // 4 == j // 4 or j - i == 4))
             )
             if nvlink:
                 text = f"GPU{i}-GPU{j}: NV{wiring.nvlinks_per_pair or '?'}"

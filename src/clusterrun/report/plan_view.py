@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -31,10 +31,11 @@ def plan_text(plan: Mapping[str, Any], *, bold: bool) -> str:
         ("preflight", ", ".join(plan["checks"])),
         *([("then, slow", ", ".join(plan["slow_checks"]))] if plan["slow_checks"] else []),
         ("when told to stop", plan["after_signal"] + told),
-        ("environment", shlex.join(f"{k}={v}" for k, v in plan["environment"].items())),
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"{_bold(name.ljust(width), bold)}  {value}" for name, value in rows]
+    lines += ["", _bold("environment, and why:", bold), *_settings(plan["settings"])]
+    lines += [f"warning: {one}" for one in plan["warnings"]]
     for title, text in (
         ("preflight on every node", shlex.join(plan["preflight_argv"])),
         ("training on the chosen nodes", shlex.join(plan["training_argv"])),
@@ -43,6 +44,19 @@ def plan_text(plan: Mapping[str, Any], *, bold: bool) -> str:
         if text:
             lines += ["", _bold(f"{title}:", bold), text.rstrip()]
     return "\n".join(lines)
+
+
+def _settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line per variable: what is set, what each node settles (?), what is left alone (-)."""
+    rows = []
+    for one in settings:
+        unset = "?" if one["source"] == "each node" else "-"
+        text = one["name"] if one["value"] is None else f"{one['name']}={shlex.quote(one['value'])}"
+        reason = one["reason"] if one["source"] in ("derived", "each node") else f"{one['source']}: {one['reason']}"
+        on_node = "on each node: " if one["source"] == "each node" else ""
+        rows.append((" " if one["value"] is not None else unset, text, on_node + reason))
+    width = min(max((len(text) for _, text, _ in rows), default=0), 40)
+    return [f"{mark} {text.ljust(width)}  {reason}" for mark, text, reason in rows]
 
 
 def _bold(text: str, on: bool) -> str:

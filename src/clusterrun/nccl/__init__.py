@@ -1,0 +1,1 @@
+"""NCCL: the environment it is given, variables that hurt it, and what its own logs say it did."""
