@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,10 +90,23 @@ def lab() -> Path:
 
 
 @pytest.fixture(scope="session")
-def nfs_lab_up() -> None:
-    """An NFS server and two guests that are its clients. A lab that can't come up is a failure, no skip."""
-    nfs_lab_command("down")  # what an earlier run left in the exports would be found
-    nfs_lab_command("up")
+def nfs_lab_up() -> Iterator[None]:
+    """An NFS server and two guests that are its clients. A lab that can't come up is a failure, no skip.
+
+    There is one on a machine, and the tests break it: another session of tests waits.
+    """
+    with open("/run/clusterrun-nfs-lab.tests.lock", "w") as lock:
+        end = time.monotonic() + 240
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < end, "another session of tests has been using the NFS lab for 4 minutes"
+                time.sleep(1)
+        nfs_lab_command("down")  # what an earlier run left in the exports would be found
+        nfs_lab_command("up")
+        yield
 
 
 @pytest.fixture
