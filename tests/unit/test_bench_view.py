@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from clusterrun.config.compose import compose
 from clusterrun.config.schema import ClusterConfig, InterconnectConfig
 from clusterrun.errors import ConfigError
 from clusterrun.ledger import Ending, Ledger
@@ -18,6 +19,8 @@ from clusterrun.report.bench_expected import Expected
 from clusterrun.rundir import RunDir
 
 LAB = Expected(ClusterConfig(nodes=2, nproc_per_node=2))
+
+BRIDGED = "a100_pcie cluster.interconnect.intra_node=nvlink_pairs cluster.interconnect.nvlinks_per_pair=12"
 
 
 def written(tmp_path: Path, rows: list[Row], *, per_node: int = 2, nodes: int = 2) -> RunDir:
@@ -105,3 +108,22 @@ def test_a_plot(tmp_path: Path) -> None:
     for wrong in ("bench.txt", "no/such/place.svg"):
         with pytest.raises(ConfigError, match="--plot"):
             bench_plot.check(tmp_path / wrong)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ranks", "gb_s"),
+    [
+        ("a100_nvswitch", tuple(range(8)), 300),
+        ("a100_nvswitch", (0, 5), 300),
+        ("h100_nvswitch_ib", tuple(range(8)), 450),
+        ("h100_nvswitch_ib", tuple(range(16)), 400),
+        ("a100_pcie", (0, 1), 31.5),
+        (BRIDGED, (0, 1), 300),
+        (BRIDGED, (0, 1, 2, 3), 31.5),
+        ("l40s_pcie", (0, 1), 31.5),
+        ("lab", (0, 1), None),
+    ],
+)
+def test_the_limits_of_declared_clusters(cluster: str, ranks: tuple[int, ...], gb_s: float | None) -> None:
+    found = Expected(compose([f"+cluster={cluster.split()[0]}", *cluster.split()[1:]]).cluster).limit(ranks)
+    assert found == (None if gb_s is None else pytest.approx(gb_s * 1e9))

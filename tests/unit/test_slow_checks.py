@@ -100,6 +100,11 @@ def with_device(node: str = "c2", local: int = 3, **fields: Any) -> NodeMeasured
     return dataclasses.replace(said, devices=devices)
 
 
+def with_all(node: str, **fields: Any) -> NodeMeasured:
+    said = healthy(node)
+    return dataclasses.replace(said, devices=tuple(dataclasses.replace(d, **fields) for d in said.devices))
+
+
 def stuck_at(what: str, local: int = 3, ranks: tuple[int, ...] = (), why: str = "no answer in 60 s") -> NodeMeasured:
     said = healthy("c2")
     devices = tuple(d for d in said.devices if d.local != local or what != PRODUCT)
@@ -161,7 +166,7 @@ class TestDevices:
         assert finding(evidence({"c2": stuck_at(COPIES)}), "copy_speed").verdict is FAIL
 
     def test_nobody_to_compare_with(self) -> None:
-        one = dataclasses.replace(healthy("c1"), devices=(dataclasses.replace(GOOD, uuid="GPU-c1-0"),))
+        one = dataclasses.replace(healthy("c1"), devices=(dataclasses.replace(GOOD, pcie_gen=None),))
         cluster = dataclasses.replace(GPUS, nproc_per_node=1, nodes=1)
         e = evidence({"c1": one, "c2": None, "c3": None}, cluster=cluster)
         assert verdicts(e, "gemm_speed") == {"c1": UNKNOWN}
@@ -183,6 +188,36 @@ class TestDevices:
     def test_pcie_says_nothing_about_cpus(self) -> None:
         cpus = dataclasses.replace(GPUS, accelerator=Accelerator.cpu)
         assert verdicts(evidence(cluster=cpus), "pcie_under_load") == {}
+
+
+class TestCatalogue:
+    """All peers may be slow, and one alone has none: then published figures speak (H100: 730 TFLOPS, PCIe 5)."""
+
+    @staticmethod
+    def of(nodes: int, **fields: Any) -> Evidence:
+        e = evidence({f"c{i + 1}": with_all(f"c{i + 1}", **fields) if i < nodes else None for i in range(3)})
+        reports = {}
+        for node, one in e.reports.items():
+            assert one.gpus is not None
+            health = tuple(dataclasses.replace(gpu, model="NVIDIA H100 80GB HBM3") for gpu in one.gpus.health)
+            reports[node] = dataclasses.replace(one, gpus=dataclasses.replace(one.gpus, health=health))
+        return dataclasses.replace(e, reports=reports)
+
+    def test_all_slow_alike_is_a_warning(self) -> None:
+        e = self.of(3, flops=300e12)
+        assert set(verdicts(e, "gemm_speed").values()) == {WARN}
+        assert "300 TFLOP/s, by the catalogue at least" in finding(e, "gemm_speed").finding
+        assert set(verdicts(self.of(3, to_device=10e9), "copy_speed").values()) == {WARN}
+
+    def test_one_alone_is_judged(self) -> None:
+        one = dataclasses.replace(healthy("c1"), devices=(dataclasses.replace(GOOD, uuid="GPU-c1-0"),))
+        e = self.of(1)
+        e = dataclasses.replace(e, cluster=dataclasses.replace(GPUS, nproc_per_node=1))
+        assert e.slow is not None
+        e = dataclasses.replace(e, slow=dataclasses.replace(e.slow, local={"c1": one}))
+        assert verdicts(e, "gemm_speed") == {"c1": PASS}
+        assert verdicts(e, "copy_speed") == {"c1": PASS}
+        assert "as the catalogue has it" in finding(e, "gemm_speed", "c1").finding
 
 
 class TestInNode:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from clusterrun.config.schema import ClusterConfig
+from clusterrun.config.schema import ClusterConfig, IntraNode
+from clusterrun.cost.catalog import PCIE_X16_GB_PER_S, Catalog, GpuFigures
 
 
 @dataclass(frozen=True)
@@ -18,12 +20,31 @@ class Expected:
     cluster: ClusterConfig
 
     def limit(self, ranks: Sequence[int]) -> float | None:
-        """The busbw that the declared wires allow, bytes per second: a ring crosses each node's edge once each way."""
+        """The busbw of a ring that the declared wires allow, bytes per second: out of a node its NICs, in a node all
+        NVLinks of a GPU (those to one peer, where they lead to one only), else 16 lanes of PCIe."""
         nodes = {rank // self.cluster.nproc_per_node for rank in ranks}
         wiring = self.cluster.interconnect
-        if len(nodes) < 2 or wiring.nic_gbit_per_s is None:
+        if len(nodes) > 1:
+            if wiring.nic_gbit_per_s is None:
+                return None
+            return (wiring.nics_per_node or 1) * wiring.nic_gbit_per_s * 1e9 / 8
+        gpu = self._gpu
+        if gpu is None:
             return None
-        return (wiring.nics_per_node or 1) * wiring.nic_gbit_per_s * 1e9 / 8
+        if gpu.link is not None and wiring.intra_node is IntraNode.nvswitch:
+            return gpu.link.total_gb_per_s * 1e9
+        if gpu.link is not None and wiring.nvlinks_per_pair and len(ranks) == 2:
+            return wiring.nvlinks_per_pair * gpu.link.gb_per_s * 1e9
+        if gpu.link is not None and wiring.intra_node is IntraNode.nvlink_mesh:
+            return gpu.link.total_gb_per_s * 1e9
+        wire = PCIE_X16_GB_PER_S.get(gpu.pcie_generation or 0)
+        return wire * 1e9 if wire is not None and wiring.intra_node is not IntraNode.none else None
+
+    @cached_property
+    def _gpu(self) -> GpuFigures | None:
+        model = self.cluster.gpu_model
+        found = Catalog().find_gpu(model) if model else None
+        return found[1] if found else None
 
     def seconds(self, collective: str, ranks: Sequence[int], size: int) -> float | None:
         """The predicted time."""

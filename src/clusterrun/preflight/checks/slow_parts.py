@@ -7,10 +7,12 @@ Without a peer there is nothing to hold a value against: UNKNOWN.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from clusterrun.config.schema import Accelerator
+from clusterrun.cost.catalog import Catalog, GpuFigures
 from clusterrun.measure.blame import outliers
 from clusterrun.measure.results import IMPORT, WAIT, DeviceResult, NodeMeasured, Stuck
 from clusterrun.preflight.checks.per_gpu import label
@@ -77,6 +79,34 @@ def not_reached(said: NodeMeasured) -> str:
 
 def at(stuck: Stuck) -> str:
     return {WAIT: "waiting for the other ranks", IMPORT: "import of torch"}.get(stuck.what, stuck.what)
+
+
+def published(e: Evidence, node: str, device: DeviceResult) -> GpuFigures | None:
+    """What the catalogue says of a GPU; None for a CPU and a model it does not know."""
+    if e.cluster.accelerator is not Accelerator.cuda:
+        return None
+    model = model_of(e, node, device) or e.cluster.gpu_model
+    return _figures(model) if model else None
+
+
+@functools.cache
+def _figures(model: str) -> GpuFigures | None:
+    found = Catalog().find_gpu(model)
+    return found[1] if found else None
+
+
+def with_catalogue(said: tuple[Verdict, str], own: float | None, least: float | None, unit: str) -> tuple[Verdict, str]:
+    """A verdict among the peers, looked at again: all of them may be slow, and one alone has no peers.
+
+    ``least``: what such hardware reaches at least, by the catalogue. Below it is a warning: a figure that somebody else
+    measured refuses no node.
+    """
+    verdict, text = said
+    if own is None or least is None or verdict is FAIL:
+        return said
+    if own < least:
+        return WARN, f"{rate_text(own, unit)}, by the catalogue at least {rate_text(least, unit)}"
+    return PASS, text.replace(", no peer to hold it against", ", as the catalogue has it")
 
 
 def rate_text(value: float | None, unit: str) -> str:
