@@ -241,9 +241,12 @@ class Store:
             warn(f"{self.directory / SCORES}: can't be written: {error.strerror}")
 
     def remove_stale_temporaries(self, attempt: int) -> None:
-        """Remove what earlier attempts left unfinished. An attempt's own are left: it may be writing them."""
+        """Remove what this attempt and earlier ones left unfinished; to be called before the first save.
+
+        Its own are there when torchrun started the workers anew. One that still writes there fails, and harms nothing.
+        """
         for name in self._names():
-            if (match := _TEMPORARY.fullmatch(name)) and int(match[2]) < attempt:
+            if (match := _TEMPORARY.fullmatch(name)) and int(match[2]) <= attempt:
                 self.discard(self.directory / name)
             elif _SMALL.fullmatch(name):
                 with contextlib.suppress(OSError):
