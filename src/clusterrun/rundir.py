@@ -98,10 +98,12 @@ class AttemptDir:
     def steps(self) -> Path:
         return self.root / "steps"
 
-    @property
-    def token(self) -> Path:
-        """Written by the conductor for the other nodes to find: the proof that they share this directory."""
-        return self.preflight / ".token"
+    def token(self, content: str) -> Path:
+        """Written by the conductor for the other nodes to find: the proof that they share this directory.
+
+        Each try has a name of its own: a node that read an older one of the same name could still see that.
+        """
+        return self.preflight / f".token-{content}"
 
     def make(self) -> None:
         make_private(self.root)

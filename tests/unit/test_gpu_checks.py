@@ -22,6 +22,7 @@ from clusterrun.preflight.checks import ALL
 from clusterrun.preflight.checks.gpu import GPU
 from clusterrun.preflight.checks.nic import NIC
 from clusterrun.preflight.checks.wiring import WIRING, culprits
+from clusterrun.preflight.checks.wiring import _compare as wiring_compare
 from clusterrun.preflight.decide import decide
 from clusterrun.preflight.evidence import Evidence
 from clusterrun.preflight.gpu_facts import GpuFacts, GpuHealth
@@ -352,6 +353,28 @@ class TestWiring:
         assert self.compare({}, PHB, intra_node=IntraNode.pcie).verdict is PASS
         one = self.compare({(0, 1): NV18}, PHB, intra_node=IntraNode.pcie)
         assert (one.verdict, one.finding) == (WARN, "GPU0-GPU1: declared PCIe only, detected NV18")
+
+    def test_hybrid_cube_mesh(self) -> None:
+        """NVIDIA DGX-1: quads 0-3 and 4-7, and i with i + 4; which pairs have two links differs between machines."""
+        double = {(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)}
+        single = {(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)}
+
+        def cube(changed: Links) -> tuple[list[str], list[str]]:
+            table = {
+                **dict.fromkeys(double, Link(LinkKind.NVLINK, 2)),
+                **dict.fromkeys(single, Link(LinkKind.NVLINK, 1)),
+            }
+            table = {**table, **changed}
+            rows = tuple(
+                tuple(SELF if i == j else table.get((min(i, j), max(i, j)), SYS) for j in range(8)) for i in range(8)
+            )
+            found = Topology(tuple(Gpu(f"GPU{i}", i) for i in range(8)), rows)
+            bad, unknown = wiring_compare(found, IntraNode.nvlink_hybrid, None)
+            return [one.text.partition(":")[0] for one in bad], unknown
+
+        assert cube({}) == ([], [])
+        assert cube({(2, 6): SYS})[0] == ["GPU2", "GPU6"]
+        assert cube({(2, 6): None}) == ([], ["GPU2-GPU6"])
 
     def test_pairs(self) -> None:
         pairs = {"intra_node": IntraNode.nvlink_pairs, "nvlinks_per_pair": 12}

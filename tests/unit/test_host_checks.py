@@ -33,6 +33,8 @@ GOOD_HOST = HostFacts(
     interface="ib0",
     mtu=4092,
     speed_mbit_s=200_000,
+    environment={},
+    interfaces=("lo", "ib0"),
 )
 GOOD_STORAGE = StorageFacts("nfs4", "nas:/x", ("rw", "hard"), 500 * GIB, 10**6, 0.004, 0.001, "", 0.01, True)
 RDMA = ClusterConfig(
@@ -76,6 +78,8 @@ BAD: list[tuple[str, dict[str, Any], Verdict, str]] = [
     ("leftovers", {"host": host(leftovers=("77: python",))}, FAIL, "77: python"),
     ("name_resolution", {"host": host(lookup_s=2.0, lookup_problem="no answer")}, FAIL, "2.0 s"),
     ("interface", {"host": host(mtu=1500)}, FAIL, "MTU 1500"),
+    ("env_names", {"host": host(environment={"NCCL_SOCKET_IFNAME": "eth"})}, FAIL, "selects no network interface"),
+    ("env_hurts", {"host": host(environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})}, FAIL, "every collective"),
     (
         "storage_same",
         {"storage": storage(kind="ext4", source="/dev/sda1", visible_s=None)},
@@ -104,6 +108,10 @@ UNSAID: list[tuple[str, dict[str, Any]]] = [
     ("leftovers", {"host": host(leftovers=None)}),
     ("name_resolution", {"host": host(lookup_s=None)}),
     ("interface", {"host": host(interface=None)}),
+    ("env_names", {"host": host(environment=None)}),
+    ("env_names", {"host": host(interfaces=None)}),
+    ("env_names", {"host": host(environment={"NCCL_IB_HCA": "mlx5_0"})}),
+    ("env_hurts", {"host": host(environment=None)}),
     ("storage_same", {"storage": storage(kind=None)}),
     ("storage_visible", {"storage": storage(visible_s=None, visible_tried=False, problem="Stale file handle")}),
     ("storage_latency", {"storage": storage(fsync_s=None)}),
@@ -141,6 +149,11 @@ def shown(process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.01)
 
 
+def test_who_may_lock_memory_or_needs_not_to() -> None:
+    assert judge("memlock", host=host(memlock_bytes=65_536, may_lock=True)).verdict is PASS
+    assert judge("memlock", host=host(memlock_bytes=65_536, may_lock=None)).verdict is FAIL
+
+
 class TestReaders:
     def test_this_host(self, tmp_path: Path) -> None:
         facts = host_facts.read_host("127.0.0.1", "127.0.0.1", tmp_path, 1)
@@ -171,6 +184,16 @@ class TestReaders:
             finally:
                 old.kill()
         assert found.startswith(f"{old.pid}: ")
+
+    def test_a_worker_of_a_script_is_found_by_what_it_inherited(self, tmp_path: Path) -> None:
+        env = {**os.environ, "CLUSTERRUN_RUN_DIR": str(tmp_path), "CLUSTERRUN_ATTEMPT": "1"}
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=env) as old:
+            try:
+                shown(old)
+                assert host_facts.leftovers(tmp_path, attempt=1) == ()
+                assert len(host_facts.leftovers(tmp_path, attempt=2) or ()) == 1
+            finally:
+                old.kill()
 
     def test_a_process_of_another_node_is_not_blamed_on_this_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

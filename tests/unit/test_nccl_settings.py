@@ -15,9 +15,11 @@ from clusterrun.config.schema import (
     InterNode,
     IntraNode,
     NumaBinding,
+    PreflightConfig,
     RunConfig,
 )
-from clusterrun.errors import CommandError
+from clusterrun.config.validate import validated
+from clusterrun.errors import CommandError, ConfigError
 from clusterrun.nccl.harm import harms, relevant, selected, stale_names
 from clusterrun.nccl.settings import numa_mode, on_node, planned, step_environment
 from clusterrun.process import run, start
@@ -199,6 +201,13 @@ def test_a_program_that_may_not_be_run(tmp_path: Path) -> None:
         run([str(script)], timeout_s=5)
     with pytest.raises(CommandError, match="can't be started"):
         start([str(script)])
+
+
+@pytest.mark.parametrize("wanted", ["new", "535.", "5 35", ""])
+def test_a_driver_version_that_is_none(wanted: str) -> None:
+    with pytest.raises(ConfigError, match=r"preflight\.min_driver"):
+        validated(RunConfig(preflight=PreflightConfig(min_driver=wanted)))
+    validated(RunConfig(preflight=PreflightConfig(min_driver="535.104.05")))
 
 
 def test_a_damaged_block_costs_its_lines_only(tmp_path: Path) -> None:

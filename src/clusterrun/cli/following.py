@@ -62,7 +62,7 @@ def _follow(submitted: Submitted) -> int:
 
     from clusterrun.config.schema import Executor
     from clusterrun.launch import jobs
-    from clusterrun.report.follow import follow, summary
+    from clusterrun.report.follow import follow, nccl_summary, summary
 
     console = Console(highlight=False)
     run, job, state = submitted.run, submitted.job, _state_of(submitted)
@@ -80,6 +80,6 @@ def _follow(submitted: Submitted) -> int:
         )
         jobs.cancel(job)
         followed = follow(run, submitted.attempts_before, state, console)
-    for line in summary(run, followed):
+    for line in [*summary(run, followed), *nccl_summary(run, followed)]:
         console.print(line, markup=False, soft_wrap=True)
     return followed.exit_code

@@ -35,6 +35,8 @@ CHECKS: dict[str, tuple[str, Policy]] = {
     "leftovers": ("nothing of an earlier attempt still runs", Policy.fatal),
     "name_resolution": ("reverse look-ups answer in time", Policy.warn),
     "interface": ("the same way to the head node everywhere", Policy.warn),
+    "env_names": ("NCCL and Gloo variables name interfaces and devices that are there", Policy.fatal),
+    "env_hurts": ("no variable in the environment that slows communication", Policy.warn),
     "storage_same": ("the run directory on the same storage everywhere", Policy.fatal),
     "storage_visible": ("what one node writes the others see in time", Policy.fatal),
     "storage_latency": ("time of an fsync", Policy.warn),

@@ -261,6 +261,9 @@ def _check_preflight(preflight: PreflightConfig) -> None:
     _between("preflight.timeout_s", preflight.timeout_s, 1, 24 * 3600)
     _between("preflight.max_clock_skew_s", preflight.max_clock_skew_s, 0, 24 * 3600)
     _between("preflight.visible_within_s", preflight.visible_within_s, 0, 3600)
+    wanted = preflight.min_driver
+    if wanted is not None and not re.fullmatch(r"\d+(\.\d+)*", wanted):
+        raise ConfigError(f"preflight.min_driver={wanted}: not a driver version; write it as 535.104")
     _between("preflight.exclude_for_h", preflight.exclude_for_h, 0, 24 * 366)
     _between("preflight.slow_timeout_s", preflight.slow_timeout_s, 1, 3600)
     if preflight.slow_below is not None:

@@ -45,7 +45,7 @@ def run_preflight(
     """One preflight over ``nodes``, spares included."""
     out, err = attempt.step_output("preflight")
     token = secrets.token_hex(8)
-    write_durably(attempt.token, token)
+    write_durably(attempt.token(token), token)
     argv = preflight_argv(config, run, attempt.number, steps.head_address(), token)
     spec = StepSpec("preflight", nodes, argv, out, err, step_environment(config))
     begin = time.time()

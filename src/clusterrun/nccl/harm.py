@@ -137,12 +137,12 @@ def _forced(value: str, c: ClusterConfig) -> str | None:
 
 
 def _nvls(value: str, c: ClusterConfig) -> str | None:
-    if value == "0" and c.interconnect.intra_node is IntraNode.nvswitch and _has_nvls(c.gpu_model):
+    if value == "0" and c.interconnect.intra_node is IntraNode.nvswitch and has_nvls(c.gpu_model):
         return "reduction inside NVSwitch (NVLS) is off, the fastest all-reduce in such a node"
     return None
 
 
-def _has_nvls(model: str | None) -> bool:
+def has_nvls(model: str | None) -> bool:
     """Multicast in NVSwitch came with Hopper."""
     return any(
         name in (model or "") for name in ("H100", "H200", "H800", "H20", "B100", "B200", "B300", "GB200", "GB300")

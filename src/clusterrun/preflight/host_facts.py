@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import socket
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from clusterrun import network
+from clusterrun.nccl.harm import relevant
 
 T = TypeVar("T")
 
@@ -21,6 +23,7 @@ _LOOKUP_PATIENCE_S = 2.0
 _LEFTOVER_PATIENCE_S = 5.0  # Slurm's KillWait and more
 _NODE_NAMES = ("CLUSTERRUN_NODE", "SLURMD_NODENAME")
 _SAMPLES = 3
+_CAP_IPC_LOCK = 14  # linux/capability.h
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,18 @@ class HostFacts:
     Attributes:
         shm_bytes: size of /dev/shm.
         memlock_bytes, open_files: soft limits, -1 for unlimited.
+        may_lock: CAP_IPC_LOCK, with which the limit of locked memory does not count.
         memory_bytes: what this step may use: the smallest limit of its control groups, else the machine's memory.
         threads: OMP_NUM_THREADS of the step.
         leftovers: processes of earlier attempts of this run, "pid: command line".
         lookup_s: seconds that the reverse look-up of the conductor's address took; lookup_problem: how it failed.
+        environment: what the step has of the variables that NCCL and Gloo read; interfaces: network interfaces here.
         interface, mtu, speed_mbit_s: of the way to the conductor's host.
     """
 
     shm_bytes: int | None = None
     memlock_bytes: int | None = None
+    may_lock: bool | None = None
     open_files: int | None = None
     memory_bytes: int | None = None
     threads: int | None = None
@@ -46,6 +52,8 @@ class HostFacts:
     lookup_s: float | None = None
     lookup_problem: str = ""
     interface: str | None = None
+    environment: dict[str, str] | None = None
+    interfaces: tuple[str, ...] | None = None
     mtu: int | None = None
     speed_mbit_s: int | None = None
 
@@ -84,6 +92,7 @@ def read_host(head: str, address: str | None, run_dir: Path, attempt: int, *, ro
     return HostFacts(
         shm_bytes=_shm_bytes(root / "dev/shm"),
         memlock_bytes=_limit(resource.RLIMIT_MEMLOCK),
+        may_lock=_has_capability(root / "proc/self/status", _CAP_IPC_LOCK),
         open_files=_limit(resource.RLIMIT_NOFILE),
         memory_bytes=memory_given(root),
         threads=int(os.environ["OMP_NUM_THREADS"]) if os.environ.get("OMP_NUM_THREADS", "").isdigit() else None,
@@ -91,6 +100,8 @@ def read_host(head: str, address: str | None, run_dir: Path, attempt: int, *, ro
         lookup_s=lookup_s,
         lookup_problem=lookup_problem,
         interface=interface,
+        environment=relevant(os.environ),
+        interfaces=tuple(name for _, name in socket.if_nameindex()),
         mtu=_number(root / "sys/class/net" / interface / "mtu") if interface else None,
         speed_mbit_s=_number(root / "sys/class/net" / interface / "speed") if interface else None,
     )
@@ -143,15 +154,19 @@ def leftovers(run_dir: Path, attempt: int, proc: Path = Path("/proc")) -> tuple[
         try:
             argv = (directory / "cmdline").read_bytes().decode(errors="replace").split("\0")
             readable = True
-            if f"--run-dir={run_dir}" not in argv or directory.stat().st_uid != os.geteuid():
+            if directory.stat().st_uid != os.geteuid():
                 continue
             environment = (directory / "environ").read_bytes().decode(errors="replace").split("\0")
+            # Our own processes carry run and attempt in their arguments; a script's workers in what they inherited.
+            if f"--run-dir={run_dir}" not in argv and f"CLUSTERRUN_RUN_DIR={run_dir}" not in environment:
+                continue
         except OSError:  # ended meanwhile
             continue
         node = {value for name, _, value in (item.partition("=") for item in environment) if name in _NODE_NAMES}
         if own and node and not own & node:
             continue
-        if any(a.startswith("--attempt=") and a != f"--attempt={attempt}" for a in argv):
+        marks = [item for item in (*argv, *environment) if item.startswith(("--attempt=", "CLUSTERRUN_ATTEMPT="))]
+        if any(item.partition("=")[2] != str(attempt) for item in marks):
             found.append(f"{directory.name}: {' '.join(argv).strip()[:120]}")
     return tuple(found) if readable else None
 
@@ -239,11 +254,16 @@ def _mount_of(path: Path) -> tuple[str | None, str | None, tuple[str, ...] | Non
         return None, None, None
     for line in lines:
         left, _, right = line.partition(" - ")
-        point, own = left.split()[4].replace("\\040", " "), left.split()[5]
+        point, own = _unescaped(left.split()[4]), left.split()[5]
         kind, source, *rest = right.split()
         if (real == point or real.startswith(point.rstrip("/") + "/")) and (best is None or len(point) >= best[0]):
             best = (len(point), kind, source, tuple({*own.split(","), *(rest[0].split(",") if rest else ())}))
     return (best[1], best[2], tuple(sorted(best[3]))) if best else (None, None, None)
+
+
+def _unescaped(text: str) -> str:
+    """mountinfo writes blank, tab, line end and backslash as three octal digits."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def _shm_bytes(path: Path) -> int | None:
@@ -254,6 +274,15 @@ def _shm_bytes(path: Path) -> int | None:
     except OSError:
         return None
     return space.f_blocks * space.f_frsize
+
+
+def _has_capability(status: Path, number: int) -> bool | None:
+    """Whether this process has a capability in effect (CapEff of /proc/self/status, a hexadecimal mask)."""
+    try:
+        line = next(line for line in status.read_text().splitlines() if line.startswith("CapEff:"))
+        return bool(int(line.split()[1], 16) >> number & 1)
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
 
 
 def _limit(which: int) -> int:

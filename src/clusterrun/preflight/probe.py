@@ -12,6 +12,7 @@ import platform
 import secrets
 import socket
 import sys
+import threading
 import time
 from dataclasses import asdict
 from importlib import metadata
@@ -19,11 +20,12 @@ from pathlib import Path
 
 from clusterrun import frames, network
 from clusterrun.preflight.gpu_facts import GpuFacts, library_loads, read_gpu_facts
-from clusterrun.preflight.host_facts import StorageFacts, read_host, read_storage, within
+from clusterrun.preflight.host_facts import HostFacts, StorageFacts, read_host, read_storage, within
 from clusterrun.preflight.report import FRAME, NodeReport
 from clusterrun.rundir import RunDir
 
 STORAGE_PATIENCE_S = 10.0
+HOST_PATIENCE_S = 15.0  # beyond those of its own parts (look-up, leftovers)
 PACKAGES = ("clusterrun", "torch", "numpy", "hydra-core", "omegaconf", "submitit", "nvidia-ml-py")
 
 
@@ -58,6 +60,12 @@ def look(node: str, args: argparse.Namespace) -> NodeReport:
     # A cluster without declared GPUs is asked too where a driver is installed: the rehearsal of one plays GPUs.
     facts = read_gpu_facts() if args.gpus or library_loads() else None
     gpus, nvml_problem = count_gpus(facts) if args.gpus else (None, "not asked")
+    # Names and leftovers are waited for beside the storage, not after it.
+    host: list[HostFacts] = []
+    reading = threading.Thread(
+        target=lambda: host.append(read_host(args.head, address, args.run_dir, args.attempt)), daemon=True
+    )
+    reading.start()
     run = RunDir(args.run_dir)
     attempt = run.attempt(args.attempt)
     # A hanging file system must not keep this node from saying so.
@@ -66,8 +74,9 @@ def look(node: str, args: argparse.Namespace) -> NodeReport:
     written = within(patience_s, lambda: try_writing(run, args.attempt, node))
     storage = None
     if written is not None:
-        look_at = attempt.preflight, attempt.token, args.token, args.visible_within
+        look_at = attempt.preflight, attempt.token(args.token), args.token, args.visible_within
         storage = within(patience_s, lambda: read_storage(*look_at))
+    reading.join(HOST_PATIENCE_S)
     return NodeReport(
         node=node,
         host=socket.gethostname(),
@@ -84,7 +93,7 @@ def look(node: str, args: argparse.Namespace) -> NodeReport:
         run_dir_problem=silent if written is None else written,
         time=time.time(),
         gpus=facts,
-        host_facts=read_host(args.head, address, args.run_dir, args.attempt),
+        host_facts=host[0] if host else None,
         storage=StorageFacts(problem=silent) if storage is None else storage,
     )
 

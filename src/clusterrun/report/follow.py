@@ -149,6 +149,17 @@ def summary(run: RunDir, f: Followed) -> list[str]:
     return lines
 
 
+def nccl_summary(run: RunDir, f: Followed) -> list[str]:
+    """What NCCL used in the last attempt that has logs of it."""
+    written = [run.attempt(one.number) for one in f.attempts if run.attempt(one.number).nccl_logs()]
+    if not written:
+        return []
+    from clusterrun.config import frozen
+    from clusterrun.report.nccl_view import nccl_lines
+
+    return [f"  {line}" for line in nccl_lines(written[-1], frozen.load(run.config).cluster)]
+
+
 def _phase(current: Attempt | None, state: str, reason: str, p: RunProgress) -> str:
     if current is None:
         return f"queued ({reason})" if reason and reason != "None" else "queued" if state == "pending" else "starting"

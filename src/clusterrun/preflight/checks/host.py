@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from clusterrun.config.schema import InterNode
+from clusterrun.nccl.harm import harms, stale_names
 from clusterrun.preflight.evidence import Check, Evidence
 from clusterrun.preflight.host_facts import UNLIMITED, HostFacts, StorageFacts
 from clusterrun.preflight.report import Finding, Verdict
@@ -23,7 +24,7 @@ SPACE_FAIL, SPACE_WARN = 1 * GIB, 10 * GIB
 INODES_MIN = 1000
 
 Judged = tuple[Verdict, str, str]  # verdict, finding, advice
-_FABRICS = (InterNode.infiniband, InterNode.roce)
+_FABRICS = (InterNode.infiniband, InterNode.roce, InterNode.efa)
 
 
 def _each_host(name: str, judge: Callable[[HostFacts, Evidence], Judged]) -> Check:
@@ -59,7 +60,8 @@ def memlock(f: HostFacts, e: Evidence) -> Judged:
     if f.memlock_bytes is None:
         return UNKNOWN, "limit not known", ""
     shown = "unlimited" if f.memlock_bytes == UNLIMITED else f"{f.memlock_bytes // 1024} KiB"
-    if f.memlock_bytes != UNLIMITED and e.cluster.interconnect.inter_node in _FABRICS:
+    needed = e.cluster.interconnect.inter_node in _FABRICS and e.cluster.nodes > 1
+    if f.memlock_bytes != UNLIMITED and needed and not f.may_lock:
         return FAIL, f"locked memory limited to {shown}", "RDMA pins memory: ulimit -l unlimited in slurmd's limits"
     return PASS, shown, ""
 
@@ -82,15 +84,22 @@ def memory_given(f: HostFacts, e: Evidence) -> Judged:
     return PASS, given, ""
 
 
-def threads(f: HostFacts, e: Evidence) -> Judged:
-    if f.threads is None:
-        return UNKNOWN, "OMP_NUM_THREADS is not a number", ""
-    cores = e.cluster.nproc_per_node * e.cluster.cpus_per_proc
-    wanted = f.threads * e.cluster.nproc_per_node
-    shown = f"{f.threads} threads x {e.cluster.nproc_per_node} workers on {cores} cores"
-    if wanted > cores:
-        return FAIL, shown, "lower OMP_NUM_THREADS or raise cluster.cpus_per_proc"
-    return PASS, shown, ""
+def threads(e: Evidence) -> Iterator[Finding]:
+    """Threads of all workers within the cores asked for, and within those that the step was really given."""
+    workers = e.cluster.nproc_per_node
+    for node, report in e.reports.items():
+        number = report.host_facts.threads if report.host_facts else None
+        if number is None:
+            yield Finding("threads", node, UNKNOWN, "OMP_NUM_THREADS is not known, or not a number")
+            continue
+        asked = workers * e.cluster.cpus_per_proc
+        cores = min(asked, report.cpus) if report.cpus else asked
+        shown = f"{number} threads x {workers} workers on {cores} cores"
+        if number * workers > cores:
+            advice = "lower OMP_NUM_THREADS, raise cluster.cpus_per_proc, or see cpu_cores"
+            yield Finding("threads", node, FAIL, shown, advice)
+        else:
+            yield Finding("threads", node, PASS, shown)
 
 
 def leftovers(f: HostFacts, e: Evidence) -> Judged:
@@ -123,6 +132,33 @@ def interface(e: Evidence) -> Iterator[Finding]:
             yield Finding("interface", node, FAIL, shown, "see cluster.interconnect.interface")
         else:
             yield Finding("interface", node, PASS, facts.interface)
+
+
+def env_names(e: Evidence) -> Iterator[Finding]:
+    """NCCL and Gloo stop at an interface that is not there, and NCCL leaves InfiniBand for sockets without its HCA."""
+    for node, report in e.reports.items():
+        facts = report.host_facts
+        if facts is None or facts.environment is None or facts.interfaces is None:
+            yield Finding("env_names", node, UNKNOWN, "the node did not say")
+            continue
+        wiring = report.gpus.wiring if report.gpus else None
+        devices = None if wiring is None else [nic.device or nic.name for nic in wiring.nics]
+        wrong = stale_names(facts.environment, facts.interfaces, devices)
+        if wrong:
+            yield Finding("env_names", node, FAIL, "; ".join(map(str, wrong)), "unset it, or see cluster.env")
+        elif devices is None and "NCCL_IB_HCA" in facts.environment:
+            yield Finding("env_names", node, UNKNOWN, "RDMA devices not known, NCCL_IB_HCA can't be compared")
+        else:
+            yield Finding("env_names", node, PASS, "no variable names what is not here")
+
+
+def env_hurts(f: HostFacts, e: Evidence) -> Judged:
+    if f.environment is None:
+        return UNKNOWN, "the node did not say", ""
+    found = harms(f.environment, e.cluster)
+    if found:
+        return FAIL, "; ".join(map(str, found)), "unset it, unless it is meant"
+    return PASS, "no variable that slows communication", ""
 
 
 def storage_same(e: Evidence) -> Iterator[Finding]:
@@ -196,9 +232,12 @@ def _bytes(size: str | None) -> int | None:
 
 
 HOST: dict[str, Check] = {
-    **{j.__name__: _each_host(j.__name__, j) for j in (shm_size, memlock, open_files, memory_given, threads)},
+    **{j.__name__: _each_host(j.__name__, j) for j in (shm_size, memlock, open_files, memory_given)},
     **{j.__name__: _each_host(j.__name__, j) for j in (leftovers, name_resolution)},
+    "threads": threads,
     "interface": interface,
+    "env_names": env_names,
+    "env_hurts": _each_host("env_hurts", env_hurts),
     "storage_same": storage_same,
     **{j.__name__: _each_storage(j.__name__, j) for j in (storage_visible, storage_latency, storage_locks)},
     **{j.__name__: _each_storage(j.__name__, j) for j in (storage_space, storage_options)},

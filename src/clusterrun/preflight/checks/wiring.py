@@ -32,7 +32,7 @@ NVLINK_ERRORS_MAX = 5
 NVLINK_MB_S = {"6.0": 20_000, "7.0": 25_000, "8.0": 25_000, "8.6": 14_000, "9.0": 25_000, "10.0": 50_000}
 _FABRIC_SINCE = "9.0"  # NVML reports the fabric's state from Hopper on
 _EVERY_PAIR = (IntraNode.nvswitch, IntraNode.nvlink_mesh)
-_NVLINK = (*_EVERY_PAIR, IntraNode.nvlink_pairs)
+_NVLINK = (*_EVERY_PAIR, IntraNode.nvlink_pairs, IntraNode.nvlink_hybrid)
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ def wiring_as_declared(e: Evidence) -> Iterator[Finding]:
 def _compare(found: Topology, declared: IntraNode, count: int | None) -> tuple[list[_Bad], list[str]]:
     """Pairs that differ from the declaration, and those that can't be judged."""
     unknown = [f"GPU{i}-GPU{j}" for i, j, link in found.pairs() if link is None]
+    if declared is IntraNode.nvlink_hybrid:
+        return _compare_hybrid(found, unknown), unknown
     if declared is IntraNode.nvlink_pairs:
         return _compare_pairs(found, count, unknown), unknown
     bad = []
@@ -119,6 +121,28 @@ def _compare_pairs(found: Topology, count: int | None, unknown: list[str]) -> li
         if count is not None and link.nvlinks != count:
             verdict = FAIL if link.nvlinks < count else WARN
             bad.append(_Bad((i, j), f"GPU{i}-GPU{j}: declared NV{count}, detected {link}", verdict))
+    return bad
+
+
+def _compare_hybrid(found: Topology, unknown: list[str]) -> list[_Bad]:
+    """The hybrid cube mesh of 8 GPUs: two quads wired fully, each GPU with one partner in the other quad, and two
+    of its four partners over two links (NVIDIA DGX-1 System Architecture, V100: 6 links a GPU, 16 pairs, 8 NV2).
+
+    Machines number their GPUs differently, so what counts is each GPU: 4 NVLink partners, of 6 links together.
+    """
+    if len(found.gpus) != 8:
+        text = f"declared nvlink_hybrid, which has 8 GPUs; detected {len(found.gpus)}"
+        return [_Bad((0, 0), text)]
+    bad = []
+    for at in range(8):
+        links = {j if i == at else i: link for i, j, link in found.pairs() if at in (i, j) and link and link.is_nvlink}
+        total = sum(link.nvlinks for link in links.values())
+        if any(f"GPU{at}" in pair.split("-") for pair in unknown):
+            continue  # a partner can't be ruled out
+        if len(links) != 4 or total != 6:
+            shown = ", ".join(f"GPU{other} {link}" for other, link in sorted(links.items())) or "none"
+            verdict = FAIL if len(links) < 4 or total < 6 else WARN
+            bad.append(_Bad((at, at), f"GPU{at}: declared 4 NVLink partners over 6 links, detected {shown}", verdict))
     return bad
 
 
