@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun.config.compose import compose
 from clusterrun.config.schema import (
     Accelerator,
     ClusterConfig,
@@ -15,7 +16,6 @@ from clusterrun.config.schema import (
     InterNode,
     IntraNode,
     NumaBinding,
-    PreflightConfig,
     RunConfig,
 )
 from clusterrun.config.validate import validated
@@ -206,8 +206,8 @@ def test_a_program_that_may_not_be_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wanted", ["new", "535.", "5 35", ""])
 def test_a_driver_version_that_is_none(wanted: str) -> None:
     with pytest.raises(ConfigError, match=r"preflight\.min_driver"):
-        validated(RunConfig(preflight=PreflightConfig(min_driver=wanted)))
-    validated(RunConfig(preflight=PreflightConfig(min_driver="535.104.05")))
+        validated(compose([f"preflight.min_driver='{wanted}'"]))
+    validated(compose(["preflight.min_driver='535.104.05'"]))
 
 
 def test_a_damaged_block_costs_its_lines_only(tmp_path: Path) -> None:
