@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterrun.ledger import Attempt, Ending
-from clusterrun.report.goodput import Account, Seconds, account_of
+from clusterrun.report.goodput import Account, Seconds, account_of, describe
 
 Event = dict[str, Any]
 
@@ -43,6 +43,10 @@ def test_one_attempt_without_trouble() -> None:
     assert account.total_s == 162
     assert account.goodput_percent == pytest.approx(100 * 96 / 162)
     assert account.goodput_of_held_percent == pytest.approx(100 * 96 / 132)
+    assert describe(account) == (
+        "goodput 59 % of 162 s: queue 30 s, preflight 10 s, rendezvous 20 s, training 96 s, checkpoint 4 s, ending 2 s"
+    )
+    assert describe(account_of([], [])) == "no time was spent yet"
 
 
 def test_steps_after_the_last_save_are_rework() -> None:

@@ -220,6 +220,8 @@ class Conductor:
         self._wait(step, watch)
         step.kill()  # nothing of it may live on into the next attempt
         end = judge(nodes, watch.outcomes())
+        if watch.lost and end.how is not How.done:  # what the others said, or had no time to say, follows from it
+            end = StepEnd(How.crashed, None, None, tuple(sorted(watch.lost)))
         self._lost |= watch.lost
         if watch.blame is None and len(end.lost) < len(nodes):
             self._suspects |= set(end.lost)

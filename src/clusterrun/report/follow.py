@@ -13,6 +13,7 @@ from clusterrun.errors import ExitCode
 from clusterrun.ledger import Attempt, Ledger
 from clusterrun.report.events import EventTail
 from clusterrun.report.events import Progress as RunProgress
+from clusterrun.report.goodput import account_of, describe
 from clusterrun.rundir import RunDir
 
 _POLL_S = 0.2
@@ -140,6 +141,8 @@ def summary(run: RunDir, f: Followed) -> list[str]:
     if p.saved_step is not None:
         lines.append(f"  newest checkpoint: step {p.saved_step} in {run.checkpoints}")
     lines += [f"  warning: {w}" for w in p.warnings[-3:]]
+    if f.attempts:
+        lines.append(f"  {describe(account_of(f.attempts, EventTail(run).new()))}")
     notices = [(attempt, notice) for attempt in f.attempts for notice in attempt.notices]
     lines += [f"  attempt {attempt.number}: {notice.message}" for attempt, notice in notices[-5:]]
     if f.exit_code not in (ExitCode.DONE, ExitCode.CANCELLED) and last:

@@ -88,6 +88,16 @@ class Account:
         return 100 * self.sum.training / held if held else None
 
 
+def describe(account: Account) -> str:
+    """One line for people: goodput, and what took at least 1 percent of the time."""
+    goodput = account.goodput_percent
+    if goodput is None:
+        return "no time was spent yet"
+    causes = account.by_cause()
+    shown = [f"{cause} {causes[cause]:.0f} s" for cause, percent in account.percent().items() if percent >= 1]
+    return f"goodput {goodput:.0f} % of {account.total_s:.0f} s: {', '.join(shown)}"
+
+
 def account_of(attempts: Sequence[Attempt], events: Iterable[Mapping[str, Any]], now: float | None = None) -> Account:
     """Where the time went.
 
