@@ -136,6 +136,14 @@ class AttemptDir:
     def event_file(self, node: str, rank: int) -> Path:
         return self.events / f"{node}.{rank}.jsonl"
 
+    def profile(self, rank: int, ending: str) -> Path:
+        """A profile of one rank, beside the other attempts' in the run's ``profiles``."""
+        return self.profiles / f"rank{rank}.{ending}"
+
+    @property
+    def profiles(self) -> Path:
+        return RunDir(self.root.parent.parent).profiles / f"attempt{self.number}"
+
     def step_output(self, step: str) -> tuple[Path, Path]:
         """Standard output and error of a whole step (what srun or the local twin printed)."""
         return self.steps / f"{step}.out", self.steps / f"{step}.err"

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterrun.cli.common import verb_parser
+from clusterrun.cli.common import add_shared_dir, shared_dir, verb_parser
 
 if TYPE_CHECKING:
     from clusterrun.report.facts import RunFacts
@@ -21,10 +21,8 @@ def main(argv: list[str]) -> int:
         "What a run or a sweep came to. Of a sweep also speed-up, efficiency and the share of communication per point.",
         "clusterrun report ddp_linear-lab-1a2b3c4d --html report.html --open",
     )
-    parser.add_argument("what", metavar="RUN|SWEEP", help="a directory, an id, or the beginning of an id")
-    parser.add_argument(
-        "--shared-dir", type=Path, help="where runs are (default: CLUSTERRUN_SHARED_DIR or ~/clusterrun)"
-    )
+    parser.add_argument("what", metavar="RUN|SWEEP", help="id, the beginning of one, a path, or last")
+    add_shared_dir(parser)
     parser.add_argument(
         "--html",
         nargs="?",
@@ -39,15 +37,14 @@ def main(argv: list[str]) -> int:
     shape.add_argument("--csv", action="store_true", help="a sweep's table, for spreadsheets")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a sweep's scaling curves as .svg or .png")
     options = parser.parse_args(argv)
-    from clusterrun.launch.submit import find_run
     from clusterrun.launch.sweep import find_sweep
-    from clusterrun.rundir import default_shared_dir
+    from clusterrun.operate.find import LAST, find_one, find_runs
 
-    shared = options.shared_dir.expanduser() if options.shared_dir else default_shared_dir()
-    sweep = find_sweep(options.what, shared)
-    if sweep is not None:
+    shared = shared_dir(options)
+    sweep = None if options.what == LAST else find_sweep(options.what, shared)
+    if sweep is not None and {one.run.root.parent for one in find_runs([options.what], shared)} <= {sweep.root}:
         return _sweep(sweep, options)
-    return _run(find_run(options.what, [shared]), options)
+    return _run(find_one(options.what, shared).run, options)
 
 
 def _run(run: RunDir, options: argparse.Namespace) -> int:

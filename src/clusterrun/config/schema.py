@@ -273,6 +273,24 @@ class RecoveryConfig:
     heartbeat_s: float = 15.0  # how often each node tells the conductor how fast it is, seconds
 
 
+class ProfileTool(Enum):
+    """torch.profiler writes a trace for chrome://tracing or Perfetto; nsys is NVIDIA Nsight Systems."""
+
+    torch = "torch"
+    nsys = "nsys"
+
+
+@dataclass
+class ProfileConfig:
+    """Profiles of a few steps, in the run's directory."""
+
+    steps: list[int] = field(default_factory=list)  # [first, last], counted from 1; empty: no profile
+    ranks: list[int] = field(default_factory=lambda: [0])
+    tool: ProfileTool = ProfileTool.torch
+    memory: bool = False  # torch: also memory
+    nsys_options: list[str] = field(default_factory=list)  # added to nsys profile, e.g. ['--gpu-metrics-devices=all']
+
+
 class Objective(Enum):
     """What a sweeper that chooses points by results (Optuna and the like) gets back from each."""
 
@@ -320,6 +338,7 @@ class RunConfig:
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
 
     @property

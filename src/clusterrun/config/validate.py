@@ -20,6 +20,7 @@ from clusterrun.config.schema import (
     DataKind,
     Executor,
     PreflightConfig,
+    ProfileTool,
     RecoveryConfig,
     RunConfig,
     SlurmConfig,
@@ -90,6 +91,7 @@ def validated(config: RunConfig) -> RunConfig:
     check_checkpoint(config.checkpoint)
     _check_preflight(config.preflight)
     _check_recovery(config.recovery)
+    _check_profile(config)
     if config.sweep.array_parallelism is not None:
         _between("sweep.array_parallelism", config.sweep.array_parallelism, 1, 10**6)
     _check_bench(config.bench)
@@ -269,6 +271,19 @@ def _check_preflight(preflight: PreflightConfig) -> None:
     if preflight.slow_below is not None:
         _between("preflight.slow_below", preflight.slow_below, 0, 1)
     policies(preflight.policy)
+
+
+def _check_profile(config: RunConfig) -> None:
+    profile = config.profile
+    if profile.steps and not (len(profile.steps) == 2 and 1 <= profile.steps[0] <= profile.steps[1]):
+        raise ConfigError(f"profile.steps={profile.steps}: the first and the last step, from 1 on, e.g. [10,15]")
+    for rank in profile.ranks if profile.steps or profile.tool is ProfileTool.nsys else ():
+        if not 0 <= rank < config.world_size:
+            raise ConfigError(f"profile.ranks={profile.ranks}: there are ranks 0 to {config.world_size - 1}")
+    if profile.steps and config.train.script is not None:
+        raise ConfigError(
+            f"profile.steps={profile.steps}: a script's steps are its own; use profile.tool=nsys without steps"
+        )
 
 
 def _check_recovery(recovery: RecoveryConfig) -> None:

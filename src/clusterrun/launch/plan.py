@@ -19,7 +19,7 @@ from clusterrun.config import frozen
 from clusterrun.config.batch import BatchSizes, batch_sizes
 from clusterrun.config.checks import made, made_slow
 from clusterrun.config.grace import signal_lead_s
-from clusterrun.config.schema import Accelerator, Action, DataKind, Executor, RunConfig
+from clusterrun.config.schema import Accelerator, Action, DataKind, Executor, ProfileTool, RunConfig
 from clusterrun.config.units import time_limit_minutes
 from clusterrun.config.validate import validated
 from clusterrun.errors import ConfigError, choices, nearest
@@ -266,9 +266,22 @@ def training_argv(
     if config.action is Action.bench:
         worker = "worker" if config.bench.tool == "torch" else "perf"
         return [*argv, "-m", f"clusterrun.measure.{worker}", f"--run-dir={run.root}", f"--attempt={attempt}"]
+    argv += nsys_prefix(config, run, attempt)
     if train.script is not None:
         return [*argv, train.script, *train.args]
     return [*argv, "-m", "clusterrun.train.worker", f"--run-dir={run.root}", f"--attempt={attempt}"]
+
+
+def nsys_prefix(config: RunConfig, run: RunDir, attempt: int) -> list[str]:
+    """What stands before the worker where profile.tool=nsys: chosen ranks run under nsys."""
+    profile = config.profile
+    if profile.tool is not ProfileTool.nsys:
+        return []
+    ranks = ",".join(map(str, profile.ranks))
+    argv = ["-m", "clusterrun.train.nsys", f"--ranks={ranks}", f"--output={run.attempt(attempt).profiles}"]
+    if profile.steps:
+        argv.append("--marked")
+    return [*argv, *(f"--option={option}" for option in profile.nsys_options), "--"]
 
 
 def workers_per_node(config: RunConfig) -> int:

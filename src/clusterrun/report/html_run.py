@@ -265,6 +265,7 @@ def _about(f: RunFacts) -> str:
         ("device", f"{start.get('device', '')} {start.get('backend', '')}".strip()),
         ("precision", precision),
         ("torch", str(start.get("torch", ""))),
+        ("profiles", ", ".join(str(p.relative_to(f.run.root)) for p in sorted(f.run.profiles.glob("*/*")))),
         ("jobs", ", ".join(dict.fromkeys(a.job_id for a in f.attempts))),
     ]
     config = folded("Whole configuration", block(frozen.to_yaml(c), label="configuration"))

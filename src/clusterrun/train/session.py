@@ -31,6 +31,7 @@ from clusterrun.train.mesh import Place
 from clusterrun.train.optim import make_optimizer
 from clusterrun.train.polling import Poll
 from clusterrun.train.precision import Precision
+from clusterrun.train.profiling import Profiler
 from clusterrun.train.recorder import Recorder
 from clusterrun.train.rng import seed_everywhere
 from clusterrun.train.sampler import Position
@@ -120,6 +121,7 @@ def make_trainer(
         poll=Poll(flag, place.device, pulse=pulse),
         position=resumed.position,
         pulse=pulse,
+        profiler=Profiler.of(config.profile, run_dir.attempt(attempt), place.rank, place.device),
     )
     recorder.start(
         step=resumed.position.step,

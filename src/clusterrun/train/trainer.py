@@ -27,6 +27,7 @@ from clusterrun.train.mesh import Place
 from clusterrun.train.optim import learning_rate, set_learning_rate
 from clusterrun.train.polling import Poll
 from clusterrun.train.precision import Precision
+from clusterrun.train.profiling import Profiler
 from clusterrun.train.recorder import Recorder
 from clusterrun.train.rng import preserved_rng
 from clusterrun.train.sampler import Position
@@ -57,6 +58,7 @@ class Trainer:
     poll: Poll
     position: Position
     pulse: Pulse
+    profiler: Profiler | None = None  # of this rank
 
     def __post_init__(self) -> None:
         train = self.config.train
@@ -92,8 +94,11 @@ class Trainer:
             self.recorder.ready(self.position.step)
             self._begin_window()
         while signal is None and self.position.step < self.total_steps:
+            if self.profiler is not None:
+                self.profiler.before(self.position.step + 1)
             self._step()
             signal = self._after_step()
+        self._end_profile()
         if self.position.step == self.total_steps:
             self._save("end", last=True)  # again, when the first try failed: there is no later checkpoint to wait for
         if signal is not None:
@@ -104,6 +109,17 @@ class Trainer:
             done = {"loss": self._score.loss, "metric": self.task.metric, "value": self._score.value}
             self.recorder.done(self.position.step, **done, saved_step=self.saver.saved_step)
         return signal
+
+    def _end_profile(self) -> None:
+        if self.profiler is None:
+            return
+        self.profiler.stop()
+        if self.profiler.problem:
+            self.recorder.warning(self.profiler.problem)
+        elif self.profiler.written:
+            self.recorder.say(
+                f"profile of steps {self.profiler.first} to {self.profiler.last}: {self.profiler.written}"
+            )
 
     def warm_up(self) -> None:
         """A forward and backward pass whose only effect is that DDP builds its final gradient buckets."""
