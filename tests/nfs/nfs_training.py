@@ -1,7 +1,8 @@
 """A DDP run over two NFS clients: two kernels, one rank each, Gloo over their network, checkpoints on the export.
 
-The node that writes them loses power in the middle; the next attempt reads them through the other kernel and ends with
-the bits of an undisturbed run. Run by hand, since importing torch under User Mode Linux takes too long for the suite:
+Rank 0's node loses power in the middle and is booted again; in the next attempt both kernels read what was saved, and
+the run ends with the bits of an undisturbed one. Run by hand, since importing torch under User Mode Linux takes too
+long for the suite:
 
     pytest tests/nfs/nfs_training.py
 """
@@ -64,7 +65,7 @@ class Training:
     def to_the_end(self, attempt: int, nodes: Sequence[str]) -> None:
         agents = self.start(attempt, nodes)
         try:
-            wait_for("all agents done, or one failed", lambda: ended(agents), timeout_s=120)
+            wait_for("all agents done, or one failed", lambda: ended(agents), timeout_s=300)
             assert [agent.returncode for agent in agents] == [0, 0], self.said(attempt)
         finally:
             stop(agents)
@@ -89,7 +90,7 @@ def stop(agents: Agents) -> None:
         agent.communicate()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_writing_node_loses_power_and_the_other_resumes(nfs_lab: None) -> None:
     whole = Training("whole")
     whole.to_the_end(1, ["n1", "n2"])
@@ -97,7 +98,7 @@ def test_the_writing_node_loses_power_and_the_other_resumes(nfs_lab: None) -> No
     cut = Training("cut")
     agents = cut.start(1, ["n1", "n2"])
     try:
-        wait_for("two checkpoints", lambda: cut.saved() >= 2 * SAVED_EVERY or ended(agents), timeout_s=90)
+        wait_for("two checkpoints", lambda: cut.saved() >= 2 * SAVED_EVERY or ended(agents), timeout_s=300)
         assert not ended(agents), cut.said(1)
         lab("fault", "power-cut", "n1")  # rank 0, with all that its kernel had not yet sent
         with Guest("n2") as n2:
@@ -108,6 +109,6 @@ def test_the_writing_node_loses_power_and_the_other_resumes(nfs_lab: None) -> No
     assert 2 * SAVED_EVERY <= at < STEPS
 
     lab("up")
-    cut.to_the_end(2, ["n2", "n1"])
+    cut.to_the_end(2, ["n2", "n1"])  # the rendezvous is on the node that lived
     assert events(SHARED, cut.id, "start")[-1]["resumed_from"] == at
     assert_same_bits(final_state(SHARED, whole.id), final_state(SHARED, cut.id))

@@ -205,11 +205,16 @@ def test_no_room(n1: Guest, n2: Guest, export: str, error: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "restart", "error"),
-    [("vers=3,nolock", False, errno.ESTALE), ("vers=4.2", True, errno.EIO), ("vers=4.2", False, None)],
+    ("options", "restart", "errors"),
+    [
+        ("vers=3,nolock", False, {errno.ESTALE}),
+        ("vers=4.2", True, {errno.EIO, errno.ESTALE}),  # which depends on what the client asks for first
+        ("vers=4.2", False, {None}),
+    ],
+    ids=["nfs3", "nfs4-restarted", "nfs4"],
 )
 def test_a_file_deleted_under_a_reader(
-    n1: Guest, n2: Guest, place: str, options: str, restart: bool, error: int | None
+    n1: Guest, n2: Guest, place: str, options: str, restart: bool, errors: set[int | None]
 ) -> None:
     """NFS 3 has no open files: the handle is stale. NFS 4 keeps the file for its reader, until the server restarts."""
     there = str(mounted("n2", options) / Path(place).name)
@@ -223,7 +228,7 @@ def test_a_file_deleted_under_a_reader(
         lab("fault", "stop-server")
         lab("fault", "start-server")
     answer = n2.ask("read", path=path, size=1 << 19)
-    assert answer.get("error") == error, answer
+    assert answer.get("error") in errors, answer
     assert_chosen(n2, there, 4)
 
 

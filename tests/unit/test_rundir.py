@@ -136,6 +136,28 @@ class TestWriteDurably:
             assert text == text[:1] * 200_000
 
 
+def test_a_rename_that_nfs_repeats_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first try was done and its answer lost; the client sends it again and reports that the source is gone."""
+    replace = os.replace
+
+    def twice(source: Path, target: Path) -> None:
+        replace(source, target)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", twice)
+    write_durably(tmp_path / "f", "new")
+    assert (tmp_path / "f").read_text() == "new"
+
+    def lost(source: Path, target: Path) -> None:
+        os.unlink(source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", lost)
+    with pytest.raises(FileNotFoundError):
+        write_durably(tmp_path / "f", "newer")
+    assert (tmp_path / "f").read_text() == "new"
+
+
 def test_json_lines(tmp_path: Path) -> None:
     file = tmp_path / "f.jsonl"
     assert list(read_json_lines(file)) == []
