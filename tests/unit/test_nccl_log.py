@@ -10,7 +10,7 @@ import pytest
 from clusterrun.config.schema import Accelerator, ClusterConfig, InterconnectConfig, InterNode, IntraNode
 from clusterrun.nccl.findings import fallbacks, unclear, used
 from clusterrun.nccl.log import read, transport
-from clusterrun.report.nccl_view import nccl_lines
+from clusterrun.report.nccl_used import nccl_lines
 from clusterrun.rundir import AttemptDir
 
 # NVIDIA/nccl#1189 (2 nodes of H20) and #1357

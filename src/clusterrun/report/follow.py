@@ -158,7 +158,7 @@ def nccl_summary(run: RunDir, f: Followed) -> list[str]:
     if not written:
         return []
     from clusterrun.config import frozen
-    from clusterrun.report.nccl_view import nccl_lines
+    from clusterrun.report.nccl_used import nccl_lines
 
     return [f"  {line}" for line in nccl_lines(written[-1], frozen.load(run.config).cluster)]
 

@@ -1,37 +1,38 @@
-"""What NCCL said of a run, for its summary: a line of what was used, and one per silent fall-back."""
+"""Tables of nccl-tests as a person reads them: what each is, what its figures are worth."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from clusterrun.config.schema import ClusterConfig
-from clusterrun.nccl.findings import fallbacks, unclear, used
-from clusterrun.nccl.log import read
-from clusterrun.rundir import AttemptDir
+from rich.console import Console
+from rich.text import Text
 
-_BYTES_PER_FILE = 1 << 20  # connections are set up at the start
-_FILES = 256  # more say nothing new, and shared storage is slow
+from clusterrun.measure.collectives import size_text
+from clusterrun.measure.nccl_tests import Status, Table
 
-
-def nccl_lines(attempt: AttemptDir, cluster: ClusterConfig) -> list[str]:
-    """Nothing at all for a run without NCCL."""
-    files = attempt.nccl_logs()
-    if not files:
-        return []
-    log = read(_lines(files[:_FILES]))
-    lines = [f"NCCL: {used(log)}" + (f" (of {_FILES} of {len(files)} ranks)" if len(files) > _FILES else "")]
-    lines += [f"NCCL: fell back: {one}" for one in fallbacks(log, cluster)]
-    if why := unclear(log):
-        lines.append(f"NCCL: what was used is not known: {why}")
-    return lines + [f"NCCL warned: {text}" for text in log.warnings]
+_UNUSABLE = {
+    Status.CRASHED: "CRASHED, figures are not to be used",
+    Status.WRONG: "WRONG RESULTS, figures are not to be used",
+    Status.TRUNCATED: "truncated, the peak may be missing",
+    Status.NO_ROWS: "no rows",
+    Status.WRONG_COLLECTIVE: "another collective than asked for",
+}
 
 
-def _lines(files: Sequence[Path]) -> Iterator[str]:
-    for file in files:
-        try:
-            with file.open("rb") as opened:
-                text = opened.read(_BYTES_PER_FILE).decode(errors="replace")
-        except OSError:  # gone meanwhile
-            continue
-        yield from text.splitlines()
+def show(tables: Sequence[Table], console: Console) -> None:
+    """A few lines for each table."""
+    for table in tables:
+        ranks = f"{table.ranks} ranks" if table.ranks else "ranks not known"
+        where = f" on {table.nodes} node{'s' * (table.nodes > 1)}" if table.nodes else ""
+        gpu = f", {table.gpu}" if table.gpu else ""
+        line = Text(f"{table.collective or 'collective not known'}, {ranks}{where}{gpu}: ")
+        good = table.status is Status.OK
+        line.append("ok" if good else _UNUSABLE[table.status], style="green" if good else "bold red")
+        console.print(line, soft_wrap=True)
+        peak = table.peak
+        if peak is not None:
+            average = f", average {table.avg_busbw:g}" if table.avg_busbw is not None else ""
+            figures = f"  busbw at most {peak.out_of_place.busbw:g} GB/s, at {size_text(peak.size)}{average}"
+            console.print(figures, markup=False, soft_wrap=True)
+        for note in table.notes:
+            console.print(f"  {note}", markup=False, soft_wrap=True)
