@@ -10,6 +10,7 @@
       attempts/<n>/events/<node>.<rank>.jsonl   attempts/<n>/steps/<step>.{out,err}
       checkpoints/step-00001200/                checkpoints/LATEST
       tensorboard/
+      code/code.json  code/uncommitted.diff     the git commit and what differed; code/tree/ with snapshot=true
     <shared_dir>/sweeps/<sweep id>/
       sweep.yaml                                the points: run id and overrides of each
       <run id>/                                 a run directory as above, one per point
@@ -155,6 +156,28 @@ class AttemptDir:
 
 
 @dataclass(frozen=True)
+class CodeDir:
+    """What code a run was submitted with."""
+
+    root: Path
+
+    @property
+    def about(self) -> Path:
+        """Commit, branch, and which files differ from it."""
+        return self.root / "code.json"
+
+    @property
+    def diff(self) -> Path:
+        """Against the commit, as ``git apply`` takes it."""
+        return self.root / "uncommitted.diff"
+
+    @property
+    def tree(self) -> Path:
+        """The copy that the run trains from (snapshot=true)."""
+        return self.root / "tree"
+
+
+@dataclass(frozen=True)
 class RunDir:
     """Paths of one run. Making a value touches nothing; ``create`` and ``open`` do."""
 
@@ -229,6 +252,10 @@ class RunDir:
     def profiles(self) -> Path:
         """Traces of torch.profiler or nsys: a directory per attempt, a file per rank."""
         return self.root / "profiles"
+
+    @property
+    def code(self) -> CodeDir:
+        return CodeDir(self.root / "code")
 
     @property
     def attempts(self) -> Path:

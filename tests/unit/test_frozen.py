@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterrun.config import frozen
@@ -38,6 +38,7 @@ def _again(config: RunConfig, file: Path) -> RunConfig:
     return frozen.load(file)
 
 
+@settings(deadline=None)
 @given(
     st.lists(texts, max_size=3), st.dictionaries(texts, texts, max_size=3), st.dictionaries(texts, scalars, max_size=3)
 )
@@ -75,6 +76,7 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
     return simple[hint]
 
 
+@settings(deadline=None)
 @given(_filled(RunConfig))
 def test_round_trip_of_every_setting(file: Path, config: RunConfig) -> None:
     assert _again(config, file) == config

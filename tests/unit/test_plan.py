@@ -177,7 +177,7 @@ def test_no_torch_before_the_workers(place: Path) -> None:
     program = """
 import sys
 from clusterrun.config.compose import compose, run_hydra_app, to_run_config
-from clusterrun.launch.plan import plan_next
+from clusterrun.operate.api import plan as plan_next
 from clusterrun.report.plan_view import plan_text
 import clusterrun.cli, clusterrun.launch.submit, clusterrun.launch.conductor, clusterrun.report.follow
 import clusterrun.preflight.probe

@@ -23,9 +23,9 @@ def main(argv: list[str]) -> int:
         "--wait", action=argparse.BooleanOptionalAction, help="follow the run (default on this machine)"
     )
     options = parser.parse_args(argv)
-    from clusterrun.launch.submit import find_run, resume
+    from clusterrun.operate import api
     from clusterrun.rundir import default_shared_dir
 
     shared = options.shared_dir.expanduser() if options.shared_dir else default_shared_dir()
-    submitted = resume(find_run(options.run, [shared]))
-    return announce(submitted, options.wait)
+    run = api.Run.find(options.run, shared).resume()
+    return announce(api.submitted(run), options.wait)

@@ -30,6 +30,6 @@ def main(argv: list[str]) -> int:
 
 
 def _submit_one(config: RunConfig) -> int:
-    from clusterrun.launch.submit import submit
+    from clusterrun.operate import api
 
-    return announce(submit(config), config.wait)
+    return announce(api.submitted(api.submit(config)), config.wait)

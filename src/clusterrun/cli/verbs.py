@@ -9,6 +9,7 @@ VERBS = (
     "clean",
     "clusters",
     "export",
+    "init",
     "logs",
     "nodes",
     "plan",

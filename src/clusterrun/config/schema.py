@@ -323,6 +323,14 @@ class BenchConfig:
 
 
 @dataclass
+class NotifyConfig:
+    """Tell a web hook when a run ends, fails, or is queued again. Slurm's mails: cluster.slurm.mail_type, mail_user."""
+
+    webhook_env: str | None = None  # name of the environment variable that holds its URL, which is a secret
+    timeout_s: float = 10.0  # seconds; a hook that does not answer never holds a run up longer
+
+
+@dataclass
 class RunConfig:
     """Everything about one run."""
 
@@ -340,6 +348,10 @@ class RunConfig:
     sweep: SweepConfig = field(default_factory=SweepConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
+    after: str | None = None  # a run that must have ended well before this one starts: id, beginning of one, path, last
+    snapshot: bool = False  # train from a copy of the git tree in the run directory: later edits change nothing
+    snapshot_limit_mb: int = 200  # refuse to copy a larger tree, MiB
 
     @property
     def world_size(self) -> int:

@@ -19,6 +19,7 @@ from clusterrun.config.schema import (
     DataConfig,
     DataKind,
     Executor,
+    NotifyConfig,
     PreflightConfig,
     ProfileTool,
     RecoveryConfig,
@@ -95,6 +96,8 @@ def validated(config: RunConfig) -> RunConfig:
     if config.sweep.array_parallelism is not None:
         _between("sweep.array_parallelism", config.sweep.array_parallelism, 1, 10**6)
     _check_bench(config.bench)
+    _check_notify(config.notify)
+    _between("snapshot_limit_mb", config.snapshot_limit_mb, 1, 10**6)
     if config.train.task is not None:
         batch_sizes(config.train, config.world_size)
     if config.cluster.min_nodes is not None and config.train.task is not None:
@@ -297,6 +300,16 @@ def _check_recovery(recovery: RecoveryConfig) -> None:
     _between("recovery.hang_start_s", recovery.hang_start_s, 1, 7 * 24 * 3600)
     _between("recovery.straggler_for_s", recovery.straggler_for_s, 0, 7 * 24 * 3600)
     _between("recovery.heartbeat_s", recovery.heartbeat_s, 0.2, 3600)
+
+
+def _check_notify(notify: NotifyConfig) -> None:
+    name = notify.webhook_env
+    if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ConfigError(
+            "notify.webhook_env: takes the name of an environment variable that holds the URL, not the URL itself, "
+            "e.g. notify.webhook_env=MY_WEBHOOK"
+        )
+    _between("notify.timeout_s", notify.timeout_s, 0.1, 60)
 
 
 def _check_bench(bench: BenchConfig) -> None:

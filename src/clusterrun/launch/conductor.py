@@ -22,7 +22,7 @@ from clusterrun.config.grace import save_grace_s, signal_lead_s
 from clusterrun.config.schema import Action, Executor, OnShortage, RunConfig
 from clusterrun.errors import CommandError, ConfigError, ExitCode
 from clusterrun.fence import Claim, Fence, FencedError
-from clusterrun.launch import exclusions
+from clusterrun.launch import exclusions, notify
 from clusterrun.launch.allocation import Allocation, allocation_for
 from clusterrun.launch.hang import Blame
 from clusterrun.launch.outcome import How, StepEnd, judge, of_the_machinery, signature
@@ -83,7 +83,10 @@ class Conductor:
             signal.signal(stop, self._on_signal)
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
         try:
-            return self._attempts()
+            code = self._attempts()
+            if self._ledger.attempts()[-1].exit_code is not None:  # the run has ended, and not only this job
+                self._tell(_EVENTS.get(code, "failed"))
+            return code
         except FencedError as error:
             # Cut off from the scheduler, which has started the run elsewhere. Nothing here is ours any more.
             self._say(f"{error}; this one ends")
@@ -315,7 +318,30 @@ class Conductor:
             return self._give_up(f"{stalled} attempts in a row without a newer checkpoint")
         return self._requeue(number, ending, saved, [])
 
+    def _tell(self, event: str) -> None:
+        """A web hook, when one is set; from the last attempt as the ledger has it."""
+        if self._config.notify.webhook_env is None:
+            return
+        try:
+            last = self._ledger.attempts()[-1]
+        except OSError as error:
+            self._say(f"notify: the ledger can't be read ({error.strerror}), so nobody was told")
+            return
+        text = f"{self._run.id}: {event} (attempt {last.number}: {last.ending.value}). {last.message}".strip()
+        message = notify.Message(
+            event=event,
+            run=self._run.id,
+            text=text,
+            job_id=last.job_id,
+            attempt=last.number,
+            ending=last.ending.value,
+            exit_code=last.exit_code,
+            saved_step=last.saved_after,
+        )
+        notify.send(self._config.notify, message, self._say)
+
     def _requeue(self, number: int, ending: Ending, saved: int | None, without: Sequence[str]) -> int:
+        self._tell("requeued")  # before: a requeue ends this process soon
         try:
             return self._allocation.requeue(without)
         except CommandError as error:
@@ -391,6 +417,13 @@ _EXIT_CODES = {
     Ending.preflight_refused: ExitCode.PREFLIGHT_REFUSED,
     Ending.not_enough_nodes: ExitCode.NOT_ENOUGH_NODES,
     Ending.cancelled: ExitCode.CANCELLED,
+}
+
+
+_EVENTS = {
+    int(ExitCode.DONE): "done",
+    int(ExitCode.REQUEUE): "stopped",
+    int(ExitCode.CANCELLED): "cancelled",
 }
 
 

@@ -1,7 +1,7 @@
 """The plan: everything a configuration will do, before it does it.
 
-``make_plan`` looks at nothing but the environment, which wins over what is derived. ``plan_next`` looks at the disk for
-one thing: which run id is free.
+``make_plan`` looks at nothing but the environment, which wins over what is derived. ``next_run_id`` looks at the disk:
+which run id is free.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from clusterrun.train.builtin import BUILTINS, TOKENS, VECTORS, check_task_args
 
 SEEN_AT_START = "<address>:<port>"  # chosen by preflight on the nodes
 # Settings that don't change what is computed, and so not the run's id.
-_VIEW_ONLY = {"wait", "run_id", "sweep"}
+_VIEW_ONLY = {"wait", "run_id", "sweep", "notify", "after", "snapshot", "snapshot_limit_mb"}
 
 
 @dataclass(frozen=True)
@@ -310,12 +310,6 @@ def next_run_id(config: RunConfig) -> str:
             f"run_id={base}: {runs / base} exists; go on with it (clusterrun resume {base}) or take another id"
         )
     return next(name for name in (f"{base}-{i}" for i in range(2, 1_000_000)) if not (runs / name).exists())
-
-
-def plan_next(config: RunConfig) -> Plan:
-    """The plan of what ``submit`` would send right now."""
-    config = validated(config)
-    return make_plan(config, next_run_id(config), excluded_nodes(config))
 
 
 def excluded_nodes(config: RunConfig) -> list[str]:

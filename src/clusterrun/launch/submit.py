@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterrun.config import frozen
 from clusterrun.config.schema import Executor, RunConfig
 from clusterrun.config.validate import validated
-from clusterrun.errors import ConfigError, RunError, SubmissionError
-from clusterrun.launch import jobs
+from clusterrun.errors import ConfigError, RunError
+from clusterrun.launch import code, jobs, notify
 from clusterrun.launch.jobs import Job, JobState
 from clusterrun.launch.plan import Plan, excluded_nodes, make_plan, next_run_id
 from clusterrun.ledger import Ending, Ledger
 from clusterrun.rundir import RUNS, RunDir, run_roots, write_durably
+
+LAST = "last"
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,10 @@ def submit(config: RunConfig) -> Submitted:
     config = validated(config)
     make_plan(config)  # everything that can be wrong with it is found before anything is made
     check_place(config)
+    code.check_snapshot(config)
+    waiting = with_dependency(config)
     while True:
-        plan = make_plan(config, next_run_id(config), excluded_nodes(config))
+        plan = make_plan(waiting, next_run_id(config), excluded_nodes(config))
         try:
             run = RunDir.create(Path(config.cluster.shared_dir), plan.run_id)
             break
@@ -51,13 +56,56 @@ def submit(config: RunConfig) -> Submitted:
                 f"({error.filename}: {error.strerror}); "
                 "set cluster.shared_dir or CLUSTERRUN_SHARED_DIR to a directory of yours that all nodes see"
             ) from None
-    write_decided(run, config, plan)
     try:
-        job = jobs.submit(run, config, plan.excluded)
-    except SubmissionError:  # nothing runs and nothing will: leave no run behind that would take the id
+        code.record(config, run.code)
+        with code.trained_from(config, run) as inside:
+            if inside is not config:
+                plan = make_plan(with_dependency(inside), run.id, plan.excluded)
+            write_decided(run, inside, plan)
+            job = jobs.submit(run, with_dependency(inside), plan.excluded)
+    except BaseException:  # nothing runs and nothing will: leave no run behind that would take the id
         shutil.rmtree(run.root, ignore_errors=True)
         raise
-    return Submitted(run, job, config, plan)
+    return Submitted(run, job, inside, plan)
+
+
+def with_dependency(config: RunConfig) -> RunConfig:
+    """``after=<run>`` as Slurm understands it: beside the dependency that was given, afterok on that run's job.
+
+    A run that is done needs no waiting for.
+
+    Raises:
+        RunError: no such run, or one that can't end well any more.
+        ConfigError: this machine has no queue to wait in.
+    """
+    if config.after is None:
+        return config
+    run = find_run(config.after, [Path(config.cluster.shared_dir)])
+    attempts = Ledger(run.ledger).attempts()
+    if attempts and attempts[-1].ending is Ending.done:
+        return config
+    job = Job.of(run)
+    state, detail = jobs.state_of(job)
+    if state is JobState.unknown:
+        raise RunError(f"after={config.after}: can't tell how {run.id} stands ({detail})")
+    if state is JobState.ended:
+        raise RunError(f"after={config.after}: {run.id} ended without being done; resume it first, or leave after= out")
+    if config.cluster.executor is not Executor.slurm or job.executor != Executor.slurm.value:
+        raise ConfigError(f"after={config.after}: only a job of Slurm can wait, and only for one of Slurm")
+    slurm = config.cluster.slurm
+    both = ",".join(part for part in (slurm.dependency, f"afterok:{job.job_id}") if part)
+    return replace(config, cluster=replace(config.cluster, slurm=replace(slurm, dependency=both)))
+
+
+def plan_next(config: RunConfig) -> Plan:
+    """The plan of what ``submit`` would send right now; nothing is made.
+
+    Raises:
+        ConfigError: the configuration.
+        RunError: it is to come after a run that there is not, or that can't end well any more.
+    """
+    config = validated(config)
+    return make_plan(with_dependency(config), next_run_id(config), excluded_nodes(config))
 
 
 def write_decided(run: RunDir, config: RunConfig, plan: Plan) -> None:
@@ -68,6 +116,7 @@ def write_decided(run: RunDir, config: RunConfig, plan: Plan) -> None:
 
 def check_place(config: RunConfig) -> None:
     """Whether it may and can be submitted from here. Raises ConfigError."""
+    notify.check(config.notify)
     _check_inside_job(config)
     _check_writable(Path(config.cluster.shared_dir))
 
@@ -91,6 +140,7 @@ def resume(run: RunDir) -> Submitted:
     plan = make_plan(config, run.id, excluded_nodes(config))
     if run.job.exists():
         _enter(Path(Job.of(run).workdir))
+    code.use_copy(run.code)
     return Submitted(run, jobs.submit(run, config, plan.excluded), config, plan, len(attempts))
 
 
@@ -111,6 +161,8 @@ def find_run(name: str, shared_dirs: list[Path]) -> RunDir:
     """
     if Path(name).is_dir():
         return RunDir.open(Path(name).expanduser())
+    if name == LAST:
+        return RunDir.open(last_submitted(shared_dirs))
     sweep, _, run = name.rpartition("/")
     found = sorted(
         path
@@ -128,6 +180,17 @@ def find_run(name: str, shared_dirs: list[Path]) -> RunDir:
         raise RunError(f"{name}: no such run in {where}")
     names = [p.name if p.parent.name == RUNS else f"{p.parent.name}/{p.name}" for p in found[:5]]
     raise RunError(f"{name}: several runs begin so: {', '.join(names)}")
+
+
+def last_submitted(shared_dirs: list[Path]) -> Path:
+    """Directory of the run that was submitted last. Raises RunError when there is none."""
+    submitted: list[tuple[float, Path]] = []
+    for root in (path for shared_dir in shared_dirs for path in run_roots(shared_dir)):
+        with contextlib.suppress(RunError):
+            submitted.append((Job.of(RunDir(root)).submitted, root))
+    if not submitted:
+        raise RunError(f"{LAST}: nothing was submitted yet in {', '.join(map(str, shared_dirs))}")
+    return max(submitted)[1]
 
 
 def _check_inside_job(config: RunConfig) -> None:

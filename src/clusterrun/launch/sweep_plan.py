@@ -95,6 +95,7 @@ def plan_sweep(points: Sequence[Point], sweep_id: str | None = None) -> SweepPla
         try:
             config = validated(replace(point.config, run_id=None) if common else point.config)
             make_plan(config)
+            _check_alone(config)
         except ClusterrunError as error:
             wrong.append(replace(point, config=None, error=error))
         else:
@@ -122,6 +123,14 @@ def plan_sweep(points: Sequence[Point], sweep_id: str | None = None) -> SweepPla
             PlannedPoint(point.number, point.overrides, config, plan, sweep.run(run_id), tuple(excluded[name]))
         )
     return SweepPlan(sweep, tuple(planned), tuple(sorted(wrong, key=lambda p: p.number)), run_ids)
+
+
+def _check_alone(config: RunConfig) -> None:
+    """What only a single run can do so far. Raises ConfigError."""
+    if config.after is not None:
+        raise ConfigError("after: not with -m; use cluster.slurm.dependency=afterok:JOBID")
+    if config.snapshot:
+        raise ConfigError("snapshot=true: not with -m; submit from a checkout that you leave alone")
 
 
 def shapes_of(sweep: SweepDir, points: Sequence[PlannedPoint]) -> list[Shape]:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterrun.errors import RunError
-from clusterrun.launch.submit import find_run
+from clusterrun.launch.submit import LAST, find_run, last_submitted
 from clusterrun.rundir import RUNS, RunDir, SweepDir, run_roots, sweep_roots
-
-LAST = "last"
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Found:
 
 def all_runs(shared: Path) -> list[Found]:
     """Every run below a shared directory, those of sweeps too."""
-    return [_found(path) for path in run_roots(shared) if RunDir(path).config.exists()]
+    return [found_at(path) for path in run_roots(shared) if RunDir(path).config.exists()]
 
 
 def find_runs(names: Sequence[str], shared: Path) -> list[Found]:
@@ -54,7 +52,7 @@ def find_one(name: str, shared: Path) -> Found:
 
 def _one(name: str, shared: Path) -> list[Found]:
     if name == LAST:
-        return [_last(shared)]
+        return [found_at(last_submitted([shared]))]
     path = Path(name).expanduser()
     if path.is_dir() and SweepDir(path).sweep.is_file():
         return _points(path.resolve())
@@ -69,25 +67,13 @@ def _one(name: str, shared: Path) -> list[Found]:
             begin = ", ".join(root.name for root in [*named, *runs][:5])
             raise RunError(f"{name}: several runs or sweeps begin so: {begin}")
         return _points(named[0])
-    return [_found(find_run(name, [shared]).root)]
+    return [found_at(find_run(name, [shared]).root)]
 
 
 def _points(root: Path) -> list[Found]:
-    return [_found(path.parent) for path in sorted(root.glob("*/config.yaml"))]
+    return [found_at(path.parent) for path in sorted(root.glob("*/config.yaml"))]
 
 
-def _found(root: Path) -> Found:
+def found_at(root: Path) -> Found:
+    """The run in this directory."""
     return Found(RunDir(root), root.parent.name if SweepDir(root.parent).sweep.is_file() else None)
-
-
-def _last(shared: Path) -> Found:
-    """The run that was submitted last."""
-    submitted: list[tuple[float, Path]] = []
-    for root in run_roots(shared):
-        try:
-            submitted.append((RunDir(root).job.stat().st_mtime, root))
-        except FileNotFoundError:
-            continue
-    if not submitted:
-        raise RunError(f"{LAST}: nothing was submitted yet in {shared}")
-    return _found(max(submitted)[1])
