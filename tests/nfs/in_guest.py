@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -124,19 +123,10 @@ def end_node(node: str) -> dict[str, Any]:
     return {"ended": len(found)}
 
 
-def storage(directory: str) -> dict[str, Any]:
-    """The storage facts of preflight, as its probe reads them."""
-    from clusterrun.preflight.host_facts import read_storage
-
-    token = Path(directory) / ".token"
-    token.write_text("here")
-    return asdict(read_storage(Path(directory), token, "here", 5.0))
-
-
 def main() -> None:
     global held_at
     sys.addaudithook(hold)
-    done_here = (publish, choose, retain, verify, set_aside, names, look, read, end_node, storage)
+    done_here = (publish, choose, retain, verify, set_aside, names, look, read, end_node)
     actions: dict[str, Callable[..., dict[str, Any]]] = {action.__name__: action for action in done_here}
     for line in sys.stdin:
         asked = json.loads(line)

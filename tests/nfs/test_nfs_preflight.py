@@ -30,7 +30,7 @@ def new_run(name: str, config: RunConfig) -> RunDir:
     made = RunDir.create(EXPORTS / "main", name)
     made.config.write_text(frozen.to_yaml(config))
     made.attempt(1).make()
-    made.attempt(1).token.write_text("here")
+    made.attempt(1).token("here").write_text("here")
     return made
 
 
