@@ -37,8 +37,9 @@ def main(argv: list[str]) -> int:
     shape.add_argument("--csv", action="store_true", help="a sweep's table, for spreadsheets")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a sweep's scaling curves as .svg or .png")
     options = parser.parse_args(argv)
+    from clusterrun.launch.submit import LAST
     from clusterrun.launch.sweep import find_sweep
-    from clusterrun.operate.find import LAST, find_one, find_runs
+    from clusterrun.operate.find import find_one, find_runs
 
     shared = shared_dir(options)
     sweep = None if options.what == LAST else find_sweep(options.what, shared)
