@@ -115,6 +115,7 @@ class Ranks:
                 "RANK": str(place * work.per_node + local),
                 "LOCAL_RANK": str(local),
                 "WORLD_SIZE": str(len(job.nodes) * work.per_node),
+                "NCCL_DEBUG": "WARN",  # more of it would mix with what the ranks say
                 "CLUSTERRUN_MEET_AT": job.endpoint,
                 "CLUSTERRUN_MEET_TOKEN": job.token,
             }

@@ -82,7 +82,7 @@ def doing(what: str, number: int = -1, ranks: tuple[int, ...] = ()) -> None:
 
 
 def say(**fields: Any) -> None:
-    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.write("\n" + json.dumps(fields) + "\n")  # a line of its own, whatever a library left there
     sys.stdout.flush()
 
 
