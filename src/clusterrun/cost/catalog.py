@@ -95,6 +95,26 @@ class NetworkFigures:
         return self.wire_gb_per_s * self.achieved_share
 
 
+@dataclass(frozen=True)
+class ModelParameters:
+    """Fitted parameters of the collectives' cost (``hardware/collectives.yaml``). Times in microseconds.
+
+    Attributes:
+        pipeline_us: the fill of the pipeline of chunks.
+        base_us: start of a collective.
+        hop_in_node_us, hop_between_us: one step over a link in a node, and between nodes by kind of network.
+        link_share, pcie_share, tree_share: of the wire rate; see the file.
+    """
+
+    pipeline_us: float
+    base_us: float
+    hop_in_node_us: float
+    hop_between_us: dict[str, float]
+    link_share: float
+    pcie_share: float
+    tree_share: float
+
+
 PCIE_X16_GB_PER_S: Mapping[int, float] = {3: 15.75, 4: 31.5, 5: 63.0, 6: 121.0}
 """Wire rate of 16 lanes, one way: 8, 16 and 32 GT/s with 128b/130b coding; 64 GT/s with FLIT coding (PCI-SIG)."""
 
@@ -138,6 +158,11 @@ class Catalog:
         below = [item for item in of_kind if item[1].gbit_per_s <= gbit_per_s]
         return max(below, key=lambda i: i[1].gbit_per_s) if below else min(of_kind, key=lambda i: i[1].gbit_per_s)
 
+    def parameters(self) -> ModelParameters:
+        """Of the cost model, from the user's file or ours."""
+        file = next(root / "collectives.yaml" for root in self._roots if (root / "collectives.yaml").is_file())
+        return _loaded(file, ModelParameters)
+
     def _files(self, kind: str) -> dict[str, Path]:
         found: dict[str, Path] = {}
         for root in self._roots:
@@ -154,12 +179,15 @@ class Catalog:
             raise ConfigError(
                 f"hardware/{kind}/{name}: not in the catalogue.{nearest(name, known)} Known: {choices(known)}"
             )
-        file = known[name]
-        try:
-            loaded = yaml.load(file.read_text(encoding="utf-8"), _Loader)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"{file}: can't be read: {' '.join(str(error).split())}") from None
-        return _built(into, loaded, str(file))
+        return _loaded(known[name], into)
+
+
+def _loaded(file: Path, into: type[_T]) -> _T:
+    try:
+        loaded = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file}: can't be read: {' '.join(str(error).split())}") from None
+    return _built(into, loaded, str(file))
 
 
 def _built(into: type[_T], value: Any, where: str) -> _T:
