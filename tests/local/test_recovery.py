@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun.checkpoint.store import Store
+from clusterrun.fence import Fence
 from clusterrun.ledger import Ending
-from support import assert_same_bits, attempts, clusterrun, final_state, losses, run_dir
+from support import assert_same_bits, attempts, clusterrun, final_state, losses, run_dir, start, step_reached, wait_for
 
 RUN = [
     "cluster.nodes=3",
@@ -63,3 +65,21 @@ def test_a_straggler_is_named(shared: Path) -> None:
     (attempt,) = attempts(shared, "slow")
     assert [(n.kind, n.node, n.rank) for n in attempt.notices] == [("straggler", "node2", 2)]
     assert "node2: rank 2 is a straggler" in said
+
+
+def test_a_zombie_publishes_nothing_more_starts_nothing_and_ends(shared: Path) -> None:
+    """What is left of an attempt when the run goes on elsewhere: real workers and a conductor that lost the fence."""
+    zombie = start(shared, [*RUN, "train.task_args.delay_s=0.15", "run_id=zombie"])
+    try:
+        wait_for("some steps", lambda: step_reached(shared, "zombie") >= 12)
+        run = run_dir(shared, "zombie")
+        taken = Fence(run.fence).take(2)
+        said, _ = zombie.communicate(timeout=120)
+    finally:
+        zombie.kill()
+    assert zombie.returncode != 0, said
+    assert [info.step for info in Store(run.checkpoints).list()] == [10]
+    assert "attempt 1 may no longer write" in (run.attempt(1).logs / "node0.0.err").read_text()
+    assert len(attempts(shared, "zombie")) == 1
+    assert attempts(shared, "zombie")[0].is_open, "its diary belongs to whoever holds the fence"
+    assert Fence(run.fence).holder() == taken
