@@ -26,6 +26,11 @@ def main(argv: list[str]) -> int:
         os.environ["COMP_LINE"] = re.sub(rf"^(\S+\s+)(?:{'|'.join(VERBS)})\s+", r"\1", typed)
     from clusterrun.cli.sweeping import is_sweep, run_sweep
 
+    if {"--quiet", "-q"} & set(argv):
+        rest = [a for a in argv if a not in ("--quiet", "-q")]
+        if is_sweep(rest):
+            raise ConfigError("--quiet: not with -m, whose table says which job each point is")
+        return over_configs(rest, _submit_quietly)
     return run_sweep(argv) if is_sweep(argv) else over_configs(argv, _submit_one)
 
 
@@ -33,3 +38,14 @@ def _submit_one(config: RunConfig) -> int:
     from clusterrun.operate import api
 
     return announce(api.submitted(api.submit(config)), config.wait)
+
+
+def _submit_quietly(config: RunConfig) -> int:
+    """Print the run id alone, for scripts: id=$(clusterrun --quiet ...)."""
+    from clusterrun.config.schema import Executor
+    from clusterrun.operate import api
+
+    run = api.submit(config)
+    print(run.id, flush=True)
+    waits = config.cluster.executor is Executor.local if config.wait is None else config.wait
+    return run.wait() if waits else 0
