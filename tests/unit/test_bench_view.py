@@ -127,3 +127,19 @@ def test_a_plot(tmp_path: Path) -> None:
 def test_the_limits_of_declared_clusters(cluster: str, ranks: tuple[int, ...], gb_s: float | None) -> None:
     found = Expected(compose([f"+cluster={cluster.split()[0]}", *cluster.split()[1:]]).cluster).limit(ranks)
     assert found == (None if gb_s is None else pytest.approx(gb_s * 1e9))
+
+
+def test_predictions_stand_beside_what_was_measured(tmp_path: Path) -> None:
+    expected = Expected(compose(["+cluster=a100_nvswitch"]).cluster)
+    limit, seconds = expected.limit(range(8)), expected.seconds("all_reduce", range(8), 2**33)
+    assert limit is not None
+    assert seconds is not None
+    assert 0.7 < 2**33 / seconds * 2 * 7 / 8 / limit < 1, "a large all-reduce comes near the wire's rate"
+    between = expected.seconds("all_reduce", (0, 8), 2**30)
+    assert between is not None
+    assert expected.seconds("all_reduce", (0, 1, 8), 2**30) is None
+    assert LAB.seconds("all_reduce", (0, 1), 2**20) is None
+    run = written(tmp_path, [row("all", tuple(range(8)), 2**30, 1e-2)], per_node=8, nodes=1)
+    assert "predicted" in shown(run, expected)
+    (series,) = bench_view.as_json(bench_view.read(run), expected)["series"]
+    assert series["rows"][0]["predicted_s"] == expected.seconds("all_reduce", range(8), 2**30)

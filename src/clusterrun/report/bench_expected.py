@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from clusterrun.config.schema import ClusterConfig, IntraNode
 from clusterrun.cost.catalog import PCIE_X16_GB_PER_S, Catalog, GpuFigures
+from clusterrun.cost.collectives import COLLECTIVES
+from clusterrun.cost.wiring import Unknown, declared
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,25 @@ class Expected:
     @cached_property
     def _gpu(self) -> GpuFigures | None:
         model = self.cluster.gpu_model
-        found = Catalog().find_gpu(model) if model else None
+        found = self._catalog.find_gpu(model) if model else None
         return found[1] if found else None
 
     def seconds(self, collective: str, ranks: Sequence[int], size: int) -> float | None:
-        """The predicted time."""
-        return None
+        """The time that the cost model predicts for NCCL; None for CPUs and where something is not declared."""
+        counts = Counter(rank // self.cluster.nproc_per_node for rank in ranks)
+        if len(set(counts.values())) != 1:
+            return None
+        nodes, per_node = len(counts), counts.most_common(1)[0][1]
+        wires = self.cluster.interconnect
+        if wires.nics_per_node is not None:  # a GPU takes the NICs that are its own
+            share = max(1, wires.nics_per_node * per_node // self.cluster.nproc_per_node)
+            wires = replace(wires, nics_per_node=share)
+        part = replace(self.cluster, nodes=nodes, nproc_per_node=per_node, interconnect=wires)
+        wiring = declared(part, self._catalog)
+        if isinstance(wiring, Unknown):
+            return None
+        return COLLECTIVES[collective](size, wiring, self._catalog.parameters()).seconds
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        return Catalog()
