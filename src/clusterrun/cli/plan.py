@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
         return show_plan(overrides, options.json)
 
     def show(config: RunConfig) -> int:
-        from clusterrun.operate.api import plan as plan_next
+        from clusterrun.launch.plan import plan_next
         from clusterrun.report.plan_view import plan_text
 
         plan = plan_next(config).as_json()

@@ -312,6 +312,21 @@ def next_run_id(config: RunConfig) -> str:
     return next(name for name in (f"{base}-{i}" for i in range(2, 1_000_000)) if not (runs / name).exists())
 
 
+def plan_next(config: RunConfig) -> Plan:
+    """The plan of what ``submit`` would send right now; nothing is made.
+
+    Raises:
+        ConfigError: the configuration.
+        RunError: it is to come after a run that there is not, or that can't end well any more.
+    """
+    config = waiting = validated(config)
+    if config.after is not None:  # jobs are asked about then, which other plans need not wait for
+        from clusterrun.launch.submit import with_dependency
+
+        waiting = with_dependency(config)
+    return make_plan(waiting, next_run_id(config), excluded_nodes(config))
+
+
 def excluded_nodes(config: RunConfig) -> list[str]:
     """Nodes on the cluster's list of refused ones. Simulated nodes are never listed."""
     if config.cluster.executor is not Executor.slurm or not config.preflight.exclude:

@@ -97,17 +97,6 @@ def with_dependency(config: RunConfig) -> RunConfig:
     return replace(config, cluster=replace(config.cluster, slurm=replace(slurm, dependency=both)))
 
 
-def plan_next(config: RunConfig) -> Plan:
-    """The plan of what ``submit`` would send right now; nothing is made.
-
-    Raises:
-        ConfigError: the configuration.
-        RunError: it is to come after a run that there is not, or that can't end well any more.
-    """
-    config = validated(config)
-    return make_plan(with_dependency(config), next_run_id(config), excluded_nodes(config))
-
-
 def write_decided(run: RunDir, config: RunConfig, plan: Plan) -> None:
     """What a new run directory holds before anything starts; a run of its own and a point of a sweep alike."""
     write_durably(run.config, frozen.to_yaml(config))

@@ -19,7 +19,7 @@ from clusterrun.config.compose import compose
 from clusterrun.config.schema import RunConfig
 from clusterrun.errors import ClusterrunError, ExitCode
 from clusterrun.launch import submit as submission
-from clusterrun.launch.plan import Plan
+from clusterrun.launch.plan import Plan, plan_next
 from clusterrun.launch.submit import Submitted
 from clusterrun.ledger import Attempt, Ledger
 from clusterrun.operate import control, find, logs
@@ -42,7 +42,7 @@ def plan(config: RunConfig) -> Plan:
     Raises:
         ConfigError: the configuration is wrong.
     """
-    return submission.plan_next(config)
+    return plan_next(config)
 
 
 def submit(config: RunConfig) -> Run:
