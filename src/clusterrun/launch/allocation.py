@@ -37,6 +37,10 @@ class Allocation(Protocol):
         """Unix time at which the job was submitted, or queued again, before it started; None when nobody knows."""
         ...
 
+    def is_gone(self) -> bool:
+        """Whether the scheduler has taken the job back (it runs elsewhere, waits, or ended): nothing may start here."""
+        ...
+
     def requeue(self, without: Sequence[str]) -> int:
         """Have the job started again, avoiding some nodes; returns the exit code to end with at once.
 
@@ -83,6 +87,14 @@ class SlurmAllocation:
             return None
         return _unix_time(_field(job, "SubmitTime"))
 
+    def is_gone(self) -> bool:
+        try:
+            job = ask_controller(["scontrol", "show", "job", self.job_id, "--oneliner"])
+        except CommandError:
+            return False
+        restarts = int(_field(job, "Restarts") or 0)
+        return _field(job, "JobState") != "RUNNING" or restarts > int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+
     def requeue(self, without: Sequence[str]) -> int:
         if not self._requeued:
             ask_controller(["scontrol", "requeue", self.job_id])
@@ -118,6 +130,9 @@ class LocalAllocation:
 
     def queued_since(self) -> float | None:
         return None
+
+    def is_gone(self) -> bool:
+        return False
 
     def requeue(self, without: Sequence[str]) -> int:
         return int(LOCAL_REQUEUE_RETURN_CODE)  # submitit's local controller starts the task again

@@ -96,6 +96,10 @@ class Conductor:
         queued_since = self._allocation.queued_since()
         while True:
             self._still_ours()
+            if self._claim is not None and self._allocation.is_gone():
+                # Slurm lost the head node and this process outlived it: the run goes on elsewhere.
+                self._say("the scheduler has taken this job back; this conductor ends")
+                return int(ExitCode.REQUEUE)
             stalled = self._ledger.stalled(self._store.latest_step())
             if stalled >= self._config.recovery.max_stalled_attempts:
                 return self._give_up(f"{stalled} attempts in a row without a newer checkpoint")
