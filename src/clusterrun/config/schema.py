@@ -211,6 +211,8 @@ class TrainConfig:
     clip_grad_norm: float | None = None
     validate_every_steps: int | None = None  # null: at the end of each epoch
     log_every_steps: int = 10
+    parameters: float | None = None  # of your own model, for the plan's prediction, e.g. 7e9
+    tokens_per_sample: int = 1  # the same: how many tokens of a sample pass through all parameters
     max_restarts: int = 0  # torchrun's own restarts of dead workers inside an attempt
     rendezvous_timeout_s: int = 600  # how long agents wait for each other, seconds
     tensorboard: bool = False  # needs the extra "tensorboard"

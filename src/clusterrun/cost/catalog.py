@@ -43,8 +43,9 @@ class LinkFigures:
 
 @dataclass(frozen=True)
 class PeakFigures:
-    """Dense TFLOPS by format; None where the GPU has no units for it."""
+    """Dense TFLOPS by format; None where the GPU has no units for it. fp32 without tensor cores, torch's default."""
 
+    fp32: float
     bf16: float | None
     fp16: float | None
     fp8: float | None

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from clusterrun.config.schema import DataConfig, DataKind
 from clusterrun.errors import ConfigError
-from clusterrun.train.builtin import TOKENS, VECTORS
+from clusterrun.train.builtin import CLASSES, FEATURES, TOKENS, VECTORS
 
-FEATURES, CLASSES = 784, 10
 MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
 
 

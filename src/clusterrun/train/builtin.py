@@ -10,6 +10,7 @@ from clusterrun.errors import ConfigError, choices, nearest
 
 VECTORS = "vectors"
 TOKENS = "tokens"
+FEATURES, CLASSES = 784, 10  # of vectors: MNIST's
 
 
 @dataclass(frozen=True)
