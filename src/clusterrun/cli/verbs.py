@@ -8,6 +8,7 @@ VERBS = (
     "checkpoints",
     "clean",
     "clusters",
+    "estimate",
     "export",
     "init",
     "logs",

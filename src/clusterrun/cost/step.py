@@ -1,7 +1,7 @@
 """Predicted cost of a training step: compute, gradient communication as DDP overlaps it, memory of sharded variants.
 
-Compute is 6 FLOPs per parameter and token (2 forward, 4 backward; Kaplan et al. 2020) at ``EFFICIENCY`` of the GPU's dense
-peak. What the formula leaves out (Python, kernel starts, input) makes small models slower than predicted.
+Compute is 6 FLOPs per parameter and token (2 forward, 4 backward; Kaplan et al. 2020) at ``EFFICIENCY`` of the GPU's
+dense peak. What the formula leaves out (Python, kernel starts, input) makes small models slower than predicted.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def compute_s(work: Workload, samples: float, gpu: GpuFigures, precision: Precis
 
 
 def buckets(gradient_bytes: float) -> list[float]:
-    """Sizes in the order in which they become ready: DDP's first bucket is small, so that communication starts early."""
+    """Sizes in the order in which they become ready: DDP's first bucket is small, so that it starts early."""
     sizes = [min(_FIRST_BUCKET, gradient_bytes)]
     left = gradient_bytes - sizes[0]
     while left > 0:
@@ -153,9 +153,9 @@ def variants(
 ) -> list[Variant]:
     """DDP, FSDP (shards over all ranks) and, over several nodes, HSDP (shards in a node, copies between nodes).
 
-    State per parameter: fp32 weight and gradient, and 8 bytes of Adam's, 4 of momentum's. Sharded variants gather weights
-    for forward and backward and scatter gradients, in the format of computing; a layer's communication overlaps with
-    another's compute, so what is longer decides.
+    State per parameter: fp32 weight and gradient, and 8 bytes of Adam's, 4 of momentum's. Sharded variants gather
+    weights for forward and backward and scatter gradients, in the format of computing; a layer's communication
+    overlaps with another's compute, so what is longer decides.
     """
     moments = 8 if optimizer is Optimizer.adamw else 4 if momentum else 0
     state = work.parameters * (2 * _FP32 + moments)
@@ -227,10 +227,9 @@ def advice(
     if train.precision is Precision.fp32 and gpu.peak_tflops.bf16:
         speed = rate(samples_per_rank, train.accumulate, Precision.bf16, wiring)
         tried.append(Advice("train.precision=bf16", speed / now))
-    for factor in (4,):
-        more = rate(samples_per_rank * factor, train.accumulate * factor, train.precision, wiring)
-        change = f"train.accumulate={train.accumulate * factor}, {factor} times the batch"
-        tried.append(Advice(change, more / now, "gradients travel a quarter as often; the learning rate may need care"))
+    more = rate(samples_per_rank * 4, train.accumulate * 4, train.precision, wiring)
+    change = f"train.accumulate={train.accumulate * 4} with 4 times the batch"
+    tried.append(Advice(change, more / now, "gradients travel a quarter as often; the learning rate may need care"))
     if wiring.nodes > 1:
         one = Wiring(1, wiring.per_node, wiring.intra_gb_per_s, wiring.intra_what, wiring.nvls_gb_per_s)
         alone = rate(samples_per_rank, train.accumulate, train.precision, one)

@@ -18,10 +18,13 @@ from typing import Any
 from clusterrun.config import frozen
 from clusterrun.config.batch import BatchSizes, batch_sizes
 from clusterrun.config.checks import made, made_slow
+from clusterrun.config.compose import user_config_dirs
 from clusterrun.config.grace import signal_lead_s
 from clusterrun.config.schema import Accelerator, Action, DataKind, Executor, ProfileTool, RunConfig
 from clusterrun.config.units import time_limit_minutes
 from clusterrun.config.validate import validated
+from clusterrun.cost.catalog import Catalog
+from clusterrun.cost.prediction import Prediction, predict
 from clusterrun.errors import ConfigError, choices, nearest
 from clusterrun.launch import exclusions
 from clusterrun.launch.resources import requested_gpus
@@ -74,6 +77,7 @@ class Plan:
     warnings: tuple[str, ...]  # variables in the environment that hurt
     sbatch: str | None  # the very text that is submitted; None without Slurm
     after_signal: str
+    prediction: Prediction | None  # of a training step; None where nothing is trained
     excluded: tuple[str, ...]  # refused by an earlier preflight; part of --exclude
 
     def as_json(self) -> dict[str, Any]:
@@ -163,8 +167,13 @@ def make_plan(
         warnings=tuple(map(str, harm.harms({**os.environ, **cluster.env}, cluster))),
         sbatch=sbatch_text(config, run, excluded) if slurm and sweep is None else None,
         excluded=tuple(excluded),
+        prediction=_prediction(config),
         after_signal="save and requeue" if config.recovery.requeue else "save and stop",
     )
+
+
+def _prediction(config: RunConfig) -> Prediction | None:
+    return predict(config, Catalog(user_config_dirs())) if config.action is Action.train else None
 
 
 def _job(config: RunConfig) -> str:

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clusterrun.report.units import duration_text
+
 
 def plan_text(plan: Mapping[str, Any], *, bold: bool) -> str:
     """A table of what will happen, then the commands and the script word for word, to be copied."""
@@ -34,6 +36,7 @@ def plan_text(plan: Mapping[str, Any], *, bold: bool) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"{_bold(name.ljust(width), bold)}  {value}" for name, value in rows]
+    lines += _prediction(plan["prediction"], bold)
     lines += ["", _bold("environment, and why:", bold), *_settings(plan["settings"])]
     lines += [f"warning: {one}" for one in plan["warnings"]]
     for title, text in (
@@ -44,6 +47,32 @@ def plan_text(plan: Mapping[str, Any], *, bold: bool) -> str:
         if text:
             lines += ["", _bold(f"{title}:", bold), text.rstrip()]
     return "\n".join(lines)
+
+
+def _prediction(prediction: Mapping[str, Any] | None, bold: bool) -> list[str]:
+    """What a step will cost on the declared wiring, and what would make it faster; or why that is not known."""
+    if prediction is None:
+        return []
+    p = prediction
+    step, busy, wait = (duration_text(p[key]) for key in ("step_s", "compute_s", "exposed_s"))
+    if p["why_not"]:
+        return ["", f"{_bold('predicted:', bold)} nothing, since {p['why_not']}"]
+    rows = [
+        ("step", f"{step}: {busy} computing, {wait} waiting for gradients"),
+        ("communication", f"{100 * p['share']:.0f} % of the step (efficiency {100 * p['efficiency']:.0f} %)"),
+        ("bottleneck", f"{p['bottleneck']}, {p['algorithm']}"),
+        ("throughput", f"{p['samples_per_s']:,.0f} samples/s at {p['watts'] / 1000:g} kW of board power"),
+    ]
+    if p["memory_gb"] is not None or p["fits"] is False:
+        size = "" if p["memory_gb"] is None else f"{p['memory_gb']:.2g} GB per GPU: "
+        rows.append(("memory", size + ("fits" if p["fits"] else "does not fit")))
+    rows += [
+        ("faster", f"{a['change']}: {a['speedup']:.2g}x{'; ' + a['note'] if a['note'] else ''}") for a in p["advice"]
+    ]
+    width = max(len(name) for name, _ in rows)
+    return ["", _bold("predicted, Python and kernel starts not counted:", bold)] + [
+        f"  {name.ljust(width)}  {value}" for name, value in rows
+    ]
 
 
 def _settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:

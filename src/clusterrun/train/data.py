@@ -12,7 +12,8 @@ from torch import Tensor
 
 from clusterrun.config.schema import DataConfig, DataKind
 from clusterrun.errors import ConfigError
-from clusterrun.train.arrays import CLASSES, Vectors, load_tokens, load_vectors
+from clusterrun.train.arrays import Vectors, load_tokens, load_vectors
+from clusterrun.train.builtin import CLASSES
 from clusterrun.train.task import Batch, DataSpec
 
 
