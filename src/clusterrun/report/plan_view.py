@@ -64,7 +64,8 @@ def _prediction(prediction: Mapping[str, Any] | None, bold: bool) -> list[str]:
         ("throughput", f"{p['samples_per_s']:,.0f} samples/s at {p['watts'] / 1000:g} kW of board power"),
     ]
     if p["memory_gb"] is not None or p["fits"] is False:
-        size = "" if p["memory_gb"] is None else f"{p['memory_gb']:.2g} GB per GPU: "
+        gb = p["memory_gb"]
+        size = "" if gb is None else f"{gb:.2g} GB per GPU: " if gb >= 0.01 else "under 0.01 GB per GPU: "
         rows.append(("memory", size + ("fits" if p["fits"] else "does not fit")))
     rows += [
         ("faster", f"{a['change']}: {a['speedup']:.2g}x{'; ' + a['note'] if a['note'] else ''}") for a in p["advice"]
