@@ -227,3 +227,28 @@ class TestCommand:
         ended = clusterrun_here("bench", "--read", "nowhere.txt")
         assert ended.code == 2
         assert ended.stderr.startswith("clusterrun: nowhere.txt: No such file")
+
+
+class TestComparedWithTheHardware:
+    def test_in_a_node_the_table_says_enough(self, clusterrun_here: Callable[..., Ended]) -> None:
+        ended = clusterrun_here("bench", "--read", str(CORPUS / "014-8xV100-single-size-row.txt"), "--json")
+        (table,) = json.loads(ended.stdout)["tables"]
+        assert table["expected_busbw"] == pytest.approx(table["peak_busbw"], rel=0.15)
+        assert table["share_of_expected"] == pytest.approx(table["peak_busbw"] / table["expected_busbw"])
+
+    def test_between_nodes_the_network_must_be_given(self, clusterrun_here: Callable[..., Ended]) -> None:
+        file = str(CORPUS / "006-oci-2xA100-nodelist-range.txt")
+        assert "give cluster=NAME" in clusterrun_here("bench", "--read", file).stdout
+        given = ("cluster=a100_nvswitch", "cluster.interconnect.inter_node=roce")
+        full = clusterrun_here("bench", "--read", file, *given, "cluster.interconnect.nics_per_node=8")
+        assert "as expected" in full.stdout
+        more = clusterrun_here("bench", "--read", file, *given, "cluster.interconnect.nics_per_node=16", "train=gpt")
+        assert "as expected" in more.stdout  # the wiring inside the node decides then
+        slow = clusterrun_here("bench", "--read", file, "cluster=h100_nvswitch_ib")
+        assert "LOW: " in slow.stdout  # 16 H100 would reach more than this table
+
+    def test_wrong_results_are_not_compared(self, clusterrun_here: Callable[..., Ended]) -> None:
+        file = str(CORPUS / "009-3x3090-roce-all-wrong-stray-line.txt")
+        assert (
+            json.loads(clusterrun_here("bench", "--read", file, "--json").stdout)["tables"][0]["expected_busbw"] is None
+        )

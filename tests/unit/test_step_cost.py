@@ -120,3 +120,18 @@ def test_plan_and_estimate_say_it(clusterrun_here: Callable[..., Ended]) -> None
         ended = clusterrun_here(*wrong)
         assert ended.code == 2
         assert words in ended.stderr
+
+
+def test_clusters_side_by_side(clusterrun_here: Callable[..., Ended]) -> None:
+    model = ("train.parameters=1e9", "train.tokens_per_sample=1024", "train.precision=bf16")
+    ended = clusterrun_here("plan", "--compare", "cluster=a100_nvswitch,l40s_pcie,laptop", *model)
+    header, nvlink, pcie, laptop = ended.stdout.splitlines()
+    assert header.split()[:3] == ["cluster", "ranks", "step"]
+    assert nvlink.startswith("a100_nvswitch")
+    assert "PCIe 4.0 x16" in pcie
+    assert "no CPUs" in laptop
+    shares = json.loads(
+        clusterrun_here("plan", "--compare", "cluster=a100_nvswitch,l40s_pcie", "--json", *model).stdout
+    )
+    assert shares["l40s_pcie"]["share"] > 0
+    assert clusterrun_here("plan", "--compare").code == 2

@@ -32,7 +32,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--read",
         metavar="FILE",
-        help="read a table of nccl-tests instead (- is standard input); collective=NAME expects another",
+        help="read a table of nccl-tests instead (- is standard input) and compare it with what its hardware should "
+        "give; collective=NAME expects another, cluster=NAME says what the hardware is",
     )
     options, overrides = parser.parse_known_args(argv)
     if options.read is not None:
@@ -64,27 +65,42 @@ def main(argv: list[str]) -> int:
 
 
 def _read(path: str, rest: list[str], *, as_json: bool) -> int:
-    """Someone's table: what it is, and whether its figures may be used."""
+    """Someone's table: what it is, whether its figures may be used, and what the hardware should give."""
     from rich.console import Console
 
+    from clusterrun.config.compose import compose, user_config_dirs
+    from clusterrun.cost.catalog import Catalog
     from clusterrun.measure import nccl_tests
     from clusterrun.report import nccl_view
+    from clusterrun.report.nccl_expected import expectation
 
-    expected = "all_reduce"
+    collective, overrides = "all_reduce", []
     for argument in rest:
         key, _, value = argument.partition("=")
-        if key != "collective" or not value:
-            raise ConfigError(f"bench --read: {argument}: takes one FILE and collective=NAME only")
-        expected = value
+        if not value or argument.startswith("-"):
+            raise ConfigError(
+                f"bench --read: {argument}: takes one FILE, collective=NAME, and cluster=NAME to compare with"
+            )
+        if key == "collective":
+            collective = value
+        else:
+            overrides.append(argument)
+    cluster = compose(overrides).cluster if overrides else None
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; give a file that nccl-tests printed, or -") from None
-    tables = nccl_tests.read(data.decode("utf-8", errors="replace"), expected)
+    tables = nccl_tests.read(data.decode("utf-8", errors="replace"), collective)
+    catalog = Catalog(user_config_dirs())
+    expected = [expectation(table, cluster, catalog) for table in tables]
     if as_json:
-        print(json.dumps({"tables": [table.as_json() for table in tables]}, indent=1))
+        found = [
+            {**table.as_json(), "expected_busbw": e.busbw, "share_of_expected": e.share}
+            for table, e in zip(tables, expected, strict=True)
+        ]
+        print(json.dumps({"tables": found}, indent=1))
     else:
-        nccl_view.show(tables, Console(highlight=False))
+        nccl_view.show(tables, expected, Console(highlight=False))
     return 0
 
 

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from clusterrun.cli.common import over_configs, verb_parser
+from clusterrun.errors import ConfigError
 
 if TYPE_CHECKING:
     from clusterrun.config.schema import RunConfig
@@ -20,7 +21,14 @@ def main(argv: list[str]) -> int:
         "clusterrun plan +cluster=a100_nvswitch train=ddp_linear",
     )
     parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="predictions side by side: --compare cluster=a100_pcie,a100_nvswitch",
+    )
     options, overrides = parser.parse_known_args(argv)
+    if options.compare:
+        return _compare(overrides, as_json=options.json)
     from clusterrun.cli.sweeping import is_sweep, show_plan
 
     if is_sweep(overrides):
@@ -36,3 +44,27 @@ def main(argv: list[str]) -> int:
         return 0
 
     return over_configs(overrides, show)
+
+
+def _compare(overrides: list[str], *, as_json: bool) -> int:
+    """One prediction per cluster that ``cluster=a,b,c`` names."""
+    from dataclasses import asdict
+
+    from clusterrun.config.compose import compose, user_config_dirs
+    from clusterrun.cost.catalog import Catalog
+    from clusterrun.cost.prediction import predict
+    from clusterrun.report.plan_view import compare_text
+
+    named = [o for o in overrides if o.lstrip("+").startswith("cluster=")]
+    if len(named) != 1:
+        raise ConfigError("plan --compare: give the clusters as one argument, e.g. cluster=a100_pcie,a100_nvswitch")
+    rest, catalog = [o for o in overrides if o not in named], Catalog(user_config_dirs())
+    found = {}
+    for name in filter(None, named[0].partition("=")[2].split(",")):
+        config = compose([f"cluster={name}", *rest])
+        found[name] = (config.world_size, predict(config, catalog))
+    if as_json:
+        print(json.dumps({name: {"world_size": size, **asdict(p)} for name, (size, p) in found.items()}, indent=1))
+    else:
+        print(compare_text({name: (size, asdict(p)) for name, (size, p) in found.items()}))
+    return 0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from clusterrun.config.compose import user_config_dirs
 from clusterrun.config.schema import ClusterConfig, IntraNode
 from clusterrun.cost.catalog import PCIE_X16_GB_PER_S, Catalog, GpuFigures
 from clusterrun.cost.collectives import COLLECTIVES
@@ -67,4 +68,4 @@ class Expected:
 
     @cached_property
     def _catalog(self) -> Catalog:
-        return Catalog()
+        return Catalog(user_config_dirs())

@@ -76,6 +76,22 @@ def _prediction(prediction: Mapping[str, Any] | None, bold: bool) -> list[str]:
     ]
 
 
+def compare_text(found: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
+    """Predictions of several clusters, a line each; by name: world size and prediction."""
+    rows = [("cluster", "ranks", "step", "communication", "samples/s", "bottleneck")]
+    for name, (ranks, p) in found.items():
+        if p["why_not"]:
+            rows.append((name, str(ranks), "-", "-", "-", p["why_not"]))
+            continue
+        share, rate = f"{100 * p['share']:.0f}% of it", f"{p['samples_per_s']:,.0f}"
+        rows.append((name, str(ranks), duration_text(p["step_s"]), share, rate, f"{p['bottleneck']}, {p['algorithm']}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:5], widths[1:], strict=True)), row[5]])
+        for row in rows
+    )
+
+
 def _settings(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line per variable: what is set, what each node settles (?), what is left alone (-)."""
     rows = []
