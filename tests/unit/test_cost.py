@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from clusterrun.config.schema import Accelerator, ClusterConfig, InterconnectConfig, InterNode, IntraNode
 from clusterrun.cost.catalog import Catalog
 from clusterrun.cost.collectives import COLLECTIVES, all_reduce
+from clusterrun.cost.rings import best_ring
 from clusterrun.cost.wiring import Unknown, Wiring, declared
 
 PARAMETERS = Catalog().parameters()
@@ -123,3 +125,26 @@ def test_the_wiring_decides() -> None:
         answers.append(answer.intra_gb_per_s)
     assert answers[0] > 10 * answers[1]
     assert answers[2] == answers[1]
+
+
+def test_the_best_ring_goes_around_a_dead_link_but_not_around_a_dead_gpu() -> None:
+    fast, slow = 300.0, 10.0
+    rates = [[0.0 if i == j else fast for j in range(8)] for i in range(8)]
+    assert best_ring(rates) == fast
+    rates[5][7] = rates[7][5] = slow
+    assert best_ring(rates) == fast
+    for other in range(8):
+        rates[5][other] = rates[other][5] = slow
+    assert best_ring(rates) == slow
+    pairs = [[0.0 if i == j else fast if i // 2 == j // 2 else slow for j in range(4)] for i in range(4)]
+    assert best_ring(pairs) == slow  # bridged pairs: every ring crosses PCIe
+    assert best_ring([[0, fast], [fast, 0]]) == fast
+    assert best_ring([[0.0]]) is None
+
+
+@given(st.integers(3, 6).flatmap(lambda n: st.lists(st.floats(1, 100), min_size=n * n, max_size=n * n)))
+def test_the_best_ring_is_the_best_of_all(flat: list[float]) -> None:
+    n = math.isqrt(len(flat))
+    rates = [[flat[max(i, j) * n + min(i, j)] for j in range(n)] for i in range(n)]
+    rings = ([0, *rest] for rest in permutations(range(1, n)))
+    assert best_ring(rates) == max(min(rates[a][b] for a, b in zip(r, [*r[1:], 0], strict=True)) for r in rings)

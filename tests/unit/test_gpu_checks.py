@@ -336,7 +336,12 @@ class TestWiring:
 
     def test_one_gpu_explains_all(self) -> None:
         one = self.compare({(0, 2): SYS, (1, 2): SYS, (2, 3): PHB})
-        assert one.finding.endswith("GPU2-GPU3: declared NV18, detected PHB; likely culprit: GPU2 (serial 902)")
+        said_of_it, _, cost = one.finding.partition("; predicted: ")
+        assert said_of_it.endswith("GPU2-GPU3: declared NV18, detected PHB; likely culprit: GPU2 (serial 902)")
+        assert cost == "a ring of all GPUs carries 18.9 instead of 351 GB/s"
+
+    def test_one_dead_link_costs_a_ring_nothing(self) -> None:
+        assert self.compare({(0, 2): SYS}).finding.endswith("; predicted: a ring of all GPUs can go around it")
 
     def test_a_missing_count_takes_any_nvlink(self) -> None:
         assert self.compare({(0, 2): Link(LinkKind.NVLINK, 1)}, nvlinks_per_pair=None).verdict is PASS

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from clusterrun.config.schema import IntraNode
+from clusterrun.config.schema import ClusterConfig, IntraNode
+from clusterrun.cost.catalog import PCIE_X16_GB_PER_S, Catalog
+from clusterrun.cost.rings import best_ring
 from clusterrun.preflight.checks.per_gpu import (
     FAIL,
     PASS,
@@ -23,7 +25,7 @@ from clusterrun.preflight.checks.per_gpu import (
 from clusterrun.preflight.evidence import Check, Evidence
 from clusterrun.preflight.gpu_facts import GpuHealth
 from clusterrun.preflight.report import Finding, Verdict
-from clusterrun.topology.model import LinkKind, Topology
+from clusterrun.topology.model import Link, LinkKind, Topology
 
 #: Sum of a GPU's NVLink errors from which it fails (imbue: 5); any error at all is a warning (gcm: > 0).
 NVLINK_ERRORS_MAX = 5
@@ -65,6 +67,7 @@ def wiring_as_declared(e: Evidence) -> Iterator[Finding]:
             if blamed:
                 names = [_named(report.gpus.health, gpu) for gpu in blamed]
                 text += f"; likely culprit: {', '.join(names)}"
+            text += _cost(found, declared, e.cluster)
             advice = "a dead or missing link: see nvlinks_up and dmesg; or the declaration is of another kind of node"
             yield Finding("wiring_as_declared", node, FAIL, text, advice)
         elif unknown:
@@ -76,6 +79,34 @@ def wiring_as_declared(e: Evidence) -> Iterator[Finding]:
         else:
             pairs = len(found.pairs())
             yield Finding("wiring_as_declared", node, PASS, f"all {pairs} pairs as declared ({declared.value})")
+
+
+def _cost(found: Topology, declared: IntraNode, cluster: ClusterConfig) -> str:
+    """What it costs: the best ring over the detected links against the declared one. Empty where that is not known."""
+    model = cluster.gpu_model or found.gpus[0].model
+    gpu = Catalog().find_gpu(model) if model else None
+    links = cluster.interconnect.nvlinks_per_pair
+    if gpu is None or gpu[1].link is None or declared not in _EVERY_PAIR or links is None:
+        return ""
+    parameters, per_link = Catalog().parameters(), gpu[1].link.gb_per_s
+    pcie = PCIE_X16_GB_PER_S.get(gpu[1].pcie_generation or 0, 0.0) * parameters.pcie_share
+
+    def rate(link: Link | None) -> float:
+        if link is None:
+            return 0.0
+        if link.is_nvlink:
+            return link.nvlinks * per_link * parameters.link_share
+        return (
+            pcie / 2 if link.kind is LinkKind.SYS else pcie
+        )  # between sockets about half (wiring reference, section 3)
+
+    now = best_ring([[rate(link) for link in row] for row in found.links])
+    wanted = links * per_link * parameters.link_share
+    if not now:
+        return ""
+    if now >= wanted:
+        return "; predicted: a ring of all GPUs can go around it"
+    return f"; predicted: a ring of all GPUs carries {now:.3g} instead of {wanted:.3g} GB/s"
 
 
 def _compare(found: Topology, declared: IntraNode, count: int | None) -> tuple[list[_Bad], list[str]]:
