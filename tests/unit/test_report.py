@@ -20,7 +20,7 @@ from clusterrun.config.overrides import as_overrides, gives_again, spelled
 from clusterrun.config.validate import validated
 from clusterrun.ledger import Ending, Ledger
 from clusterrun.report import svg
-from clusterrun.report.facts import read_facts
+from clusterrun.report.facts import predicted, read_facts
 from clusterrun.report.html_run import run_page
 from clusterrun.report.scaling import ScalingPoint, compared
 from conftest import Ended
@@ -56,6 +56,11 @@ def test_facts_of_a_run_with_faults(hopper: Path) -> None:
     assert set(facts.topologies) == {"n1", "n2", "n3"}
     assert 10 <= facts.account.sum.rework <= 60
     assert facts.nodes == ("n1", "n3")
+    plan = json.loads(facts.run.plan.read_text())["prediction"]
+    said = predicted(facts)
+    assert said.endswith(f"({plan['bottleneck']})")
+    assert f"{plan['share']:.0%} of it waiting for gradients" in said
+    assert said in run_page(facts).replace("&#x27;", "'")
 
 
 class Reader(HTMLParser):

@@ -20,6 +20,7 @@ from clusterrun.preflight.report import NodeReport
 from clusterrun.report.events import EventTail
 from clusterrun.report.goodput import Account, account_of
 from clusterrun.report.preflight_view import NodeResult, read_results
+from clusterrun.report.units import duration_text
 from clusterrun.rundir import RUNS, RunDir, read_json_lines
 from clusterrun.topology.model import Topology
 
@@ -185,3 +186,11 @@ def _largest_all_reduce(run: RunDir) -> float | None:
     ]
     over_all = [row for row in rows if row.phase == groups.ALL and row.collective == "all_reduce"]
     return max(over_all, key=lambda row: row.bytes).busbw if over_all else None
+
+
+def predicted(f: RunFacts) -> str:
+    """What the plan predicted of a step, to stand beside what was measured; empty where it predicted nothing."""
+    p = f.plan.get("prediction")
+    if not isinstance(p, dict) or p.get("why_not") or not p.get("step_s"):
+        return ""
+    return f"{duration_text(p['step_s'])} per step, {p['share']:.0%} of it waiting for gradients ({p['bottleneck']})"

@@ -14,7 +14,7 @@ from clusterrun.config.overrides import as_overrides, gives_again
 from clusterrun.config.schema import Executor
 from clusterrun.ledger import Ending
 from clusterrun.report import svg
-from clusterrun.report.facts import RunFacts, busbw
+from clusterrun.report.facts import RunFacts, busbw, predicted
 from clusterrun.report.follow import clock
 from clusterrun.report.html_page import badge, block, facts, folded, page, section, table, tiles
 from clusterrun.report.html_wiring import wiring_html
@@ -155,7 +155,7 @@ def _breakdown(f: RunFacts) -> str:
         svg.legend(names),
         both(lambda width, label: bar_chart(width, label, bars, " ms"), "milliseconds of a step by what they went to"),
         hint="Means per optimizer step of rank 0, in milliseconds. Communication as DDP times it: waiting for slower "
-        "ranks counts.",
+        "ranks counts." + (f" Predicted: {forecast}." if (forecast := predicted(f)) else ""),
     )
 
 

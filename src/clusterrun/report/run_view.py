@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from clusterrun.report.facts import RunFacts, busbw
+from clusterrun.report.facts import RunFacts, busbw, predicted
 from clusterrun.report.follow import clock
 from clusterrun.report.wide import print_wide
 
@@ -31,6 +31,7 @@ def as_json(f: RunFacts) -> dict[str, Any]:
         "samples_per_s": f.samples_per_s,
         "step_s": f.step_s,
         "communication": f.communication,
+        "prediction": f.plan.get("prediction"),
         "data_wait": f.data_wait,
         "busbw": bandwidth,
         "goodput_percent": f.account.goodput_percent,
@@ -70,6 +71,8 @@ def show(f: RunFacts, console: Console) -> None:
     if f.communication is not None:
         data = f", getting batches {f.data_wait:.0%}" if f.data_wait is not None else ""
         lines.append(("of a step", f"communication {f.communication:.0%}{data}"))
+    if forecast := predicted(f):
+        lines.append(("predicted", forecast))
     if value["busbw"]:
         lines.append(("busbw", f"{value['busbw'] / 1e9:.3g} GB/s"))
     if f.account.goodput_percent is not None:
