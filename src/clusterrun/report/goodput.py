@@ -109,6 +109,8 @@ def account_of(attempts: Sequence[Attempt], events: Iterable[Mapping[str, Any]],
     """
     by_attempt: dict[int, list[Mapping[str, Any]]] = {attempt.number: [] for attempt in attempts}
     for event in events:
+        if not isinstance(event.get("t"), (int, float)):
+            continue  # half a record that a crash left tells no time
         by_attempt.setdefault(event["attempt"], []).append(event)
     segments = {number: _segments(sorted(records, key=lambda e: e["t"])) for number, records in by_attempt.items()}
     found: dict[int, Seconds] = {}
