@@ -125,6 +125,7 @@ class Catalog:
 
     def __init__(self, directories: Sequence[Path] = ()) -> None:
         self._roots: list[Path] = [d / _FOLDER for d in directories] + [Path(str(files(_PACKAGED))) / _FOLDER]
+        self._found: dict[str, tuple[str, GpuFigures] | None] = {}  # a plan asks for the same GPU several times
 
     def gpu_names(self) -> list[str]:
         """Names in the catalogue, e.g. a100_sxm_80gb."""
@@ -142,6 +143,11 @@ class Catalog:
 
     def find_gpu(self, model: str) -> tuple[str, GpuFigures] | None:
         """The GPU whose ``names`` match what NVML calls it (or whose catalogue name it is); None when none does."""
+        if model not in self._found:
+            self._found[model] = self._find_gpu(model)
+        return self._found[model]
+
+    def _find_gpu(self, model: str) -> tuple[str, GpuFigures] | None:
         known = self._files("gpu")
         if model in known:
             return model, self.gpu(model)
