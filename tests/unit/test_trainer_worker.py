@@ -432,7 +432,6 @@ def test_a_full_disk_does_not_end_the_training(make_run: Callable[..., Run], asy
 
 
 def test_tensorboard(make_run: Callable[..., Run]) -> None:
-    pytest.importorskip("tensorboard")
     run = make_run()
     run.config.train.tensorboard = True
     run.config.train.max_steps = 10

@@ -84,11 +84,12 @@ def wiring_as_declared(e: Evidence) -> Iterator[Finding]:
 def _cost(found: Topology, declared: IntraNode, cluster: ClusterConfig) -> str:
     """What it costs: the best ring over the detected links against the declared one. Empty where that is not known."""
     model = cluster.gpu_model or found.gpus[0].model
-    gpu = Catalog().find_gpu(model) if model else None
+    catalog = Catalog()
+    gpu = catalog.find_gpu(model) if model else None
     links = cluster.interconnect.nvlinks_per_pair
     if gpu is None or gpu[1].link is None or declared not in _EVERY_PAIR or links is None:
         return ""
-    parameters, per_link = Catalog().parameters(), gpu[1].link.gb_per_s
+    parameters, per_link = catalog.parameters(), gpu[1].link.gb_per_s
     pcie = PCIE_X16_GB_PER_S.get(gpu[1].pcie_generation or 0, 0.0) * parameters.pcie_share
 
     def rate(link: Link | None) -> float:
