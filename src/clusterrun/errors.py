@@ -6,7 +6,6 @@ Exit codes (README, "Exit codes"): 0 done, 1 the user's code failed, 2 bad confi
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from enum import IntEnum
 
@@ -67,6 +66,8 @@ class CheckpointError(ClusterrunError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """' Did you mean X?' for the closest known name, or '' when none is close."""
+    import difflib  # only where something is wrong
+
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
 

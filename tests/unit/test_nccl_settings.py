@@ -21,7 +21,8 @@ from clusterrun.config.schema import (
 from clusterrun.config.validate import validated
 from clusterrun.errors import CommandError, ConfigError
 from clusterrun.nccl.harm import harms, relevant, selected, stale_names
-from clusterrun.nccl.settings import numa_mode, on_node, planned, step_environment
+from clusterrun.nccl.on_node import numa_mode, on_node
+from clusterrun.nccl.settings import planned, step_environment
 from clusterrun.process import run, start
 from clusterrun.rundir import read_json_lines
 from clusterrun.topology.model import Gpu, Link, LinkKind, Nic, Topology

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -41,6 +41,12 @@ def over_configs(arguments: list[str], each: Callable[[RunConfig], int]) -> int:
         places = [f"hydra.sweep.dir={scratch}", "hydra.sweep.subdir=${hydra.job.num}"] if multirun else []
         run_hydra_app([*arguments, *places], task)
     return max(codes)
+
+
+def is_sweep(argv: Sequence[str]) -> bool:
+    """Whether the arguments ask for a sweep that is to be run, and not for Hydra's help or the like."""
+    flags = {a for a in argv if a.startswith("-")}
+    return bool(flags & {"-m", "--multirun"}) and not flags - {"-m", "--multirun"}
 
 
 class VerbParser(argparse.ArgumentParser):

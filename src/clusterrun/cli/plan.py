@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from clusterrun.cli.common import over_configs, verb_parser
+from clusterrun.cli.common import is_sweep, over_configs, verb_parser
 from clusterrun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def main(argv: list[str]) -> int:
     options, overrides = parser.parse_known_args(argv)
     if options.compare:
         return _compare(overrides, as_json=options.json)
-    from clusterrun.cli.sweeping import is_sweep, show_plan
-
     if is_sweep(overrides):
+        from clusterrun.cli.sweeping import show_plan
+
         return show_plan(overrides, options.json)
 
     def show(config: RunConfig) -> int:

@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from clusterrun.cli.common import over_configs
+from clusterrun.cli.common import is_sweep, over_configs
 from clusterrun.cli.following import announce
 from clusterrun.cli.verbs import VERBS
 from clusterrun.errors import ConfigError
@@ -24,14 +24,16 @@ def main(argv: list[str]) -> int:
                 '--shell-completion query: shells ask this; set up with: eval "$(clusterrun -sc install=bash)"'
             )
         os.environ["COMP_LINE"] = re.sub(rf"^(\S+\s+)(?:{'|'.join(VERBS)})\s+", r"\1", typed)
-    from clusterrun.cli.sweeping import is_sweep, run_sweep
-
     if {"--quiet", "-q"} & set(argv):
         rest = [a for a in argv if a not in ("--quiet", "-q")]
         if is_sweep(rest):
             raise ConfigError("--quiet: not with -m, whose table says which job each point is")
         return over_configs(rest, _submit_quietly)
-    return run_sweep(argv) if is_sweep(argv) else over_configs(argv, _submit_one)
+    if is_sweep(argv):
+        from clusterrun.cli.sweeping import run_sweep
+
+        return run_sweep(argv)
+    return over_configs(argv, _submit_one)
 
 
 def _submit_one(config: RunConfig) -> int:

@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from clusterrun.rundir import SweepDir
 
 
-def is_sweep(argv: Sequence[str]) -> bool:
-    """Whether the arguments ask for a sweep that is to be run, and not for Hydra's help or the like."""
-    flags = {a for a in argv if a.startswith("-")}
-    return bool(flags & {"-m", "--multirun"}) and not flags - {"-m", "--multirun"}
-
-
 def run_sweep(argv: list[str]) -> int:
     """Submit the points that ``argv`` means. The exit code is the largest of what went wrong, 0 when nothing did."""
     from clusterrun.config.points import sweep

@@ -7,6 +7,7 @@ Bandwidths are decimal GB/s, one way; peaks are dense TFLOPS.
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,10 +152,11 @@ class Catalog:
         known = self._files("gpu")
         if model in known:
             return model, self.gpu(model)
-        for name in known:
-            figures = self.gpu(name)
-            if any(fnmatchcase(model.lower(), pattern.lower()) for pattern in figures.names):
-                return name, figures
+        for name, file in known.items():
+            if _may_match(file, model):
+                figures = self.gpu(name)
+                if any(fnmatchcase(model.lower(), pattern.lower()) for pattern in figures.names):
+                    return name, figures
         return None
 
     def find_network(self, kind: str, gbit_per_s: float) -> tuple[str, NetworkFigures] | None:
@@ -187,6 +189,16 @@ class Catalog:
                 f"hardware/{kind}/{name}: not in the catalogue.{nearest(name, known)} Known: {choices(known)}"
             )
         return _loaded(known[name], into)
+
+
+def _may_match(file: Path, model: str) -> bool:
+    """By its ``names`` alone, whether to read the file: reading them all takes as long as the rest of a plan."""
+    try:
+        block = re.search(r"^names:.*?(?=^[^\s#-]|\Z)", file.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        names = yaml.load(block[0], _Loader)["names"] if block else None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return True  # reading it whole says what is wrong
+    return not isinstance(names, list) or any(fnmatchcase(model.lower(), str(name).lower()) for name in names)
 
 
 def _loaded(file: Path, into: type[_T]) -> _T:

@@ -35,7 +35,7 @@ from clusterrun.config.grace import save_grace_s
 from clusterrun.config.schema import Accelerator, RunConfig
 from clusterrun.launch.lookout import Lookout, catches
 from clusterrun.launch.outcome import FRAME, How, Outcome
-from clusterrun.nccl import settings
+from clusterrun.nccl.on_node import numa_mode, on_node
 from clusterrun.preflight.probe import node_name
 from clusterrun.preflight.report import NodeReport
 from clusterrun.rundir import AttemptDir, RunDir
@@ -101,7 +101,7 @@ def settle(config: RunConfig, attempt: AttemptDir, node: str) -> list[str]:
         return []
     os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(attempt.flight_prefix(node)))
     said = []
-    for one in settings.on_node(config, detected(attempt, node), os.environ):
+    for one in on_node(config, detected(attempt, node), os.environ):
         if one.value is not None:
             os.environ[one.name] = one.value
         said.append(f"{one.name}{'' if one.value is None else '=' + one.value}: {one.reason}")
@@ -122,7 +122,7 @@ def numa_binding(config: RunConfig, attempt: AttemptDir, torch_can: bool) -> str
     """What to give torchrun's --numa-binding on this node."""
     found = detected(attempt, node_name())
     near = [gpu.cpu_affinity for gpu in found.gpus] if found else []
-    mode, why = settings.numa_mode(
+    mode, why = numa_mode(
         config,
         torch_can=torch_can,
         numactl=shutil.which("numactl") is not None,

@@ -13,30 +13,30 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterrun.config import frozen
 from clusterrun.config.batch import BatchSizes, batch_sizes
 from clusterrun.config.checks import made, made_slow
 from clusterrun.config.compose import user_config_dirs
 from clusterrun.config.grace import signal_lead_s
-from clusterrun.config.schema import Accelerator, Action, DataKind, Executor, ProfileTool, RunConfig
+from clusterrun.config.schema import Accelerator, Action, BenchConfig, DataKind, Executor, ProfileTool, RunConfig
 from clusterrun.config.units import time_limit_minutes
 from clusterrun.config.validate import validated
 from clusterrun.cost.catalog import Catalog
 from clusterrun.cost.prediction import Prediction, predict
-from clusterrun.errors import ConfigError, choices, nearest
+from clusterrun.errors import ConfigError
 from clusterrun.launch import exclusions
 from clusterrun.launch.resources import requested_gpus
 from clusterrun.launch.sbatch import sbatch_text
 from clusterrun.launch.srun import srun_argv
-from clusterrun.measure import collectives
-from clusterrun.measure.groups import BENCH_GROUPS, bench_phases
-from clusterrun.measure.results import Work
 from clusterrun.nccl import harm, settings
 from clusterrun.nccl.settings import Setting
 from clusterrun.rundir import RUNS, RunDir, SweepDir
 from clusterrun.train.builtin import BUILTINS, TOKENS, VECTORS, check_task_args
+
+if TYPE_CHECKING:
+    from clusterrun.measure.results import Work
 
 SEEN_AT_START = "<address>:<port>"  # chosen by preflight on the nodes
 # Settings that don't change what is computed, and so not the run's id.
@@ -132,7 +132,10 @@ def make_plan(
     config = validated(config)
     cluster, train = config.cluster, config.train
     check_task(config)
-    check_bench(config)
+    if config.action is Action.bench or config.bench != BenchConfig():
+        from clusterrun.measure.bench_check import check_bench
+
+        check_bench(config)
     name = run_id or base_run_id(config)
     run = sweep.run(name) if sweep else RunDir(Path(cluster.shared_dir) / RUNS / name)
     slurm = cluster.executor is Executor.slurm
@@ -180,29 +183,6 @@ def _job(config: RunConfig) -> str:
     if config.action is Action.bench:
         return f"bench {config.bench.collective} ({config.bench.tool})"
     return config.train.script or str(config.train.task)
-
-
-def check_bench(config: RunConfig) -> None:
-    """Whether ``bench`` names things there are. Raises ConfigError."""
-    bench = config.bench
-    collectives.names(bench.collective)
-    if bench.sizes:
-        collectives.sizes(bench.sizes)
-    for name in bench.groups:
-        if name not in BENCH_GROUPS:
-            raise ConfigError(
-                f"bench.groups={name}: no such group.{nearest(name, BENCH_GROUPS)} Known: {choices(BENCH_GROUPS)}"
-            )
-    if config.action is not Action.bench:
-        return
-    cluster = config.cluster
-    if bench.tool == "torch" and not bench_phases(bench.groups, cluster.nodes, cluster.nproc_per_node):
-        raise ConfigError(
-            f"bench.groups={list(bench.groups)}: nothing to measure with {cluster.nodes} nodes of "
-            f"{cluster.nproc_per_node} workers; give more, or other groups ({choices(BENCH_GROUPS)})"
-        )
-    if bench.tool != "torch" and bench.collective == collectives.ALL:
-        raise ConfigError("bench.collective=all: with bench.tool=nccl-tests one collective at a time")
 
 
 def check_task(config: RunConfig) -> None:
