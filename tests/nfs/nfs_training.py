@@ -18,7 +18,7 @@ from guests import EXPORTS, MOUNTS, Guest, lab, python
 from clusterrun.checkpoint.store import Store
 from clusterrun.config import frozen
 from clusterrun.config.schema import CheckpointConfig, ClusterConfig, DataConfig, RunConfig, TrainConfig
-from clusterrun.launch.plan import step_environment, training_argv
+from clusterrun.launch.commands import step_environment, training_argv
 from clusterrun.rundir import RUNS, RunDir
 from support import TESTS, assert_same_bits, events, final_state, wait_for
 

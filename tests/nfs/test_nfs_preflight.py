@@ -13,7 +13,7 @@ from guests import EXPORTS, MOUNTS, lab, python, run
 from clusterrun import frames
 from clusterrun.config import frozen
 from clusterrun.config.schema import ClusterConfig, PreflightConfig, RunConfig
-from clusterrun.launch.plan import preflight_argv
+from clusterrun.launch.commands import preflight_argv
 from clusterrun.preflight.checks.host import HOST
 from clusterrun.preflight.evidence import Evidence
 from clusterrun.preflight.report import FRAME, NodeReport, Verdict

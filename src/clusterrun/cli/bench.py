@@ -68,7 +68,8 @@ def _read(path: str, rest: list[str], *, as_json: bool) -> int:
     """Someone's table: what it is, whether its figures may be used, and what the hardware should give."""
     from rich.console import Console
 
-    from clusterrun.config.compose import compose, user_config_dirs
+    from clusterrun.config.compose import compose
+    from clusterrun.config.user_dirs import user_config_dirs
     from clusterrun.cost.catalog import Catalog
     from clusterrun.measure import nccl_tests
     from clusterrun.report import nccl_view

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         "train.optimizer": "adamw",
     }
     config = compose([*(f"{k}={v}" for k, v in usual.items() if k not in given), *overrides])
-    from clusterrun.config.compose import user_config_dirs
+    from clusterrun.config.user_dirs import user_config_dirs
     from clusterrun.cost.catalog import Catalog
     from clusterrun.cost.estimate import estimate
 

@@ -50,7 +50,8 @@ def _compare(overrides: list[str], *, as_json: bool) -> int:
     """One prediction per cluster that ``cluster=a,b,c`` names."""
     from dataclasses import asdict
 
-    from clusterrun.config.compose import compose, user_config_dirs
+    from clusterrun.config.compose import compose
+    from clusterrun.config.user_dirs import user_config_dirs
     from clusterrun.cost.catalog import Catalog
     from clusterrun.cost.prediction import predict
     from clusterrun.report.plan_view import compare_text

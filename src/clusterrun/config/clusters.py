@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from clusterrun.config.compose import PACKAGED, user_config_dirs
+from clusterrun.config.compose import PACKAGED
+from clusterrun.config.user_dirs import user_config_dirs
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from clusterrun.config.schema import RunConfig
+from clusterrun.config.user_dirs import user_config_dirs
 from clusterrun.errors import ConfigError, choices, nearest
 
 CONFIG_NAME = "clusterrun"  # not "config": a user's own ./conf/config.yaml must not shadow ours
@@ -34,13 +35,6 @@ _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLEr
 GROUPS = ("cluster", "train", "data", "checkpoint", "preflight")
 PACKAGED = "clusterrun.conf"
 DEFAULT_CLUSTER = "laptop"  # as in conf/clusterrun.yaml
-
-
-def user_config_dirs() -> list[Path]:
-    """Directories that add to and shadow the packaged configs, the strongest first."""
-    own = os.environ.get("CLUSTERRUN_CONFIG_PATH")
-    home = [Path(p).expanduser() for p in own.split(os.pathsep) if p] if own else [Path.home() / ".config/clusterrun"]
-    return [d for d in [Path.cwd() / "conf", *home] if d.is_dir()]
 
 
 class UserConfigs(SearchPathPlugin):

@@ -11,22 +11,20 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
-from clusterrun import fence, process
+from clusterrun import fence
 from clusterrun.checkpoint.store import Store
-from clusterrun.config import frozen
 from clusterrun.config.batch import batch_sizes
-from clusterrun.config.grace import save_grace_s, signal_lead_s
+from clusterrun.config.grace import save_grace_s
 from clusterrun.config.schema import Action, Executor, OnShortage, RunConfig
 from clusterrun.errors import CommandError, ConfigError, ExitCode
 from clusterrun.fence import Claim, Fence, FencedError
 from clusterrun.launch import exclusions, notify
-from clusterrun.launch.allocation import Allocation, allocation_for
+from clusterrun.launch.allocation import Allocation
+from clusterrun.launch.commands import step_environment, training_argv
 from clusterrun.launch.hang import Blame
 from clusterrun.launch.outcome import How, StepEnd, judge, of_the_machinery, signature
-from clusterrun.launch.plan import step_environment, training_argv
 from clusterrun.launch.preflight_step import Preflight, run_preflight
 from clusterrun.launch.refusals import to_exclude
 from clusterrun.launch.steps import Step, StepSpec
@@ -429,25 +427,3 @@ _EVENTS = {
     int(ExitCode.REQUEUE): "stopped",
     int(ExitCode.CANCELLED): "cancelled",
 }
-
-
-class Entry:
-    """What submitit pickles and runs: the run directory's path and nothing else.
-
-    Slurm replays the same pickle on every requeue; what to do is decided at start, from what is on disk.
-    """
-
-    def __init__(self, run_dir: str) -> None:
-        self.run_dir = run_dir
-
-    def __call__(self) -> None:
-        run = RunDir.open(Path(self.run_dir))
-        config = frozen.load(run.config)
-        if config.cluster.executor is Executor.local:
-            process.signal_when_parent_dies(signal.SIGTERM)  # nobody else would end a run whose controller is gone
-        allocation = allocation_for(config.cluster, signal_lead_s(config))
-        raise SystemExit(Conductor(run, config, allocation, say=_say).conduct())
-
-
-def _say(text: str) -> None:
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} clusterrun: {text}", flush=True)

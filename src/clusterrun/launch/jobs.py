@@ -25,7 +25,7 @@ from clusterrun.config.schema import Accelerator, Executor, RunConfig
 from clusterrun.config.units import time_limit_minutes
 from clusterrun.errors import CommandError, RunError, SubmissionError
 from clusterrun.launch import queue
-from clusterrun.launch.conductor import Entry
+from clusterrun.launch.entry import Entry
 from clusterrun.launch.local_steps import processes_by, processes_with
 from clusterrun.launch.sbatch import executor_for
 from clusterrun.launch.sbatch_words import explain

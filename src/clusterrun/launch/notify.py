@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -65,6 +64,8 @@ def send(notify: NotifyConfig, message: Message, say: Callable[[str], None]) -> 
 def _post(url: str, message: Message, timeout_s: float, result: list[str]) -> None:
     try:
         body = json.dumps(asdict(message)).encode()
+        import urllib.request  # every start of a run would pay for it
+
         request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=timeout_s):
             result.append("")

@@ -9,24 +9,24 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterrun.config import frozen
 from clusterrun.config.batch import BatchSizes, batch_sizes
 from clusterrun.config.checks import made, made_slow
-from clusterrun.config.compose import user_config_dirs
 from clusterrun.config.grace import signal_lead_s
-from clusterrun.config.schema import Accelerator, Action, BenchConfig, DataKind, Executor, ProfileTool, RunConfig
+from clusterrun.config.schema import Action, BenchConfig, DataKind, Executor, RunConfig
 from clusterrun.config.units import time_limit_minutes
+from clusterrun.config.user_dirs import user_config_dirs
 from clusterrun.config.validate import validated
 from clusterrun.cost.catalog import Catalog
 from clusterrun.cost.prediction import Prediction, predict
 from clusterrun.errors import ConfigError
 from clusterrun.launch import exclusions
+from clusterrun.launch.commands import preflight_argv, step_environment, training_argv
 from clusterrun.launch.resources import requested_gpus
 from clusterrun.launch.sbatch import sbatch_text
 from clusterrun.launch.srun import srun_argv
@@ -34,9 +34,6 @@ from clusterrun.nccl import harm, settings
 from clusterrun.nccl.settings import Setting
 from clusterrun.rundir import RUNS, RunDir, SweepDir
 from clusterrun.train.builtin import BUILTINS, TOKENS, VECTORS, check_task_args
-
-if TYPE_CHECKING:
-    from clusterrun.measure.results import Work
 
 SEEN_AT_START = "<address>:<port>"  # chosen by preflight on the nodes
 # Settings that don't change what is computed, and so not the run's id.
@@ -200,88 +197,6 @@ def check_task(config: RunConfig) -> None:
     if kind not in fits[takes]:
         allowed = ", ".join(k.value for k in fits[takes])
         raise ConfigError(f"data={kind.value}: train.task={task} takes {takes}; use one of {allowed}")
-
-
-def preflight_argv(config: RunConfig, run: RunDir, attempt: int, head: str, token: str) -> list[str]:
-    """The command each node runs to report what it sees. ``token`` is what the attempt's token file holds."""
-    argv = [
-        sys.executable,
-        "-m",
-        "clusterrun.preflight.probe",
-        f"--run-dir={run.root}",
-        f"--attempt={attempt}",
-        f"--head={head}",
-        f"--token={token}",
-        f"--visible-within={config.preflight.visible_within_s:g}",
-    ]
-    if config.cluster.interconnect.interface:
-        argv.append(f"--interface={config.cluster.interconnect.interface}")
-    if config.cluster.accelerator is Accelerator.cuda:
-        argv.append("--gpus")
-    return argv
-
-
-def slow_argv(config: RunConfig, head: str, work: Work) -> list[str]:
-    """The command each node runs to measure its part of the slow checks."""
-    argv = [sys.executable, "-m", "clusterrun.measure.node", f"--head={head}"]
-    if config.cluster.interconnect.interface:
-        argv.append(f"--interface={config.cluster.interconnect.interface}")
-    return [*argv, f"--work={work.to_argument()}"]
-
-
-def training_argv(
-    config: RunConfig, run: RunDir, attempt: int, endpoint: str, rendezvous_id: str, nodes: int | None = None
-) -> list[str]:
-    """The command each chosen node runs: our agent, then torchrun's own arguments after ``--``.
-
-    ``nodes`` is how many there are, when not as many as configured.
-    ``rendezvous_id`` is a secret of the attempt: torch's store has no passwords, so only who knows the id can join.
-    """
-    cluster, train = config.cluster, config.train
-    argv = [sys.executable, "-m", "clusterrun.launch.agent", f"--run-dir={run.root}", f"--attempt={attempt}"]
-    if cluster.interconnect.interface:
-        argv.append(f"--interface={cluster.interconnect.interface}")
-    timeout = train.rendezvous_timeout_s
-    argv += [
-        "--",
-        f"--nnodes={nodes or cluster.nodes}",
-        f"--nproc-per-node={workers_per_node(config)}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={endpoint}",
-        f"--rdzv-id={rendezvous_id}",
-        f"--rdzv-conf=join_timeout={timeout},timeout={timeout},read_timeout={timeout}",
-        f"--max-restarts={train.max_restarts}",
-    ]
-    if config.action is Action.bench:
-        worker = "worker" if config.bench.tool == "torch" else "perf"
-        return [*argv, "-m", f"clusterrun.measure.{worker}", f"--run-dir={run.root}", f"--attempt={attempt}"]
-    argv += nsys_prefix(config, run, attempt)
-    if train.script is not None:
-        return [*argv, train.script, *train.args]
-    return [*argv, "-m", "clusterrun.train.worker", f"--run-dir={run.root}", f"--attempt={attempt}"]
-
-
-def nsys_prefix(config: RunConfig, run: RunDir, attempt: int) -> list[str]:
-    """What stands before the worker where profile.tool=nsys: chosen ranks run under nsys."""
-    profile = config.profile
-    if profile.tool is not ProfileTool.nsys:
-        return []
-    ranks = ",".join(map(str, profile.ranks))
-    argv = ["-m", "clusterrun.train.nsys", f"--ranks={ranks}", f"--output={run.attempt(attempt).profiles}"]
-    if profile.steps:
-        argv.append("--marked")
-    return [*argv, *(f"--option={option}" for option in profile.nsys_options), "--"]
-
-
-def workers_per_node(config: RunConfig) -> int:
-    """Processes that torchrun starts on a node: nccl-tests drives all GPUs of a node from one."""
-    alone = config.action is Action.bench and config.bench.tool != "torch"
-    return 1 if alone else config.cluster.nproc_per_node
-
-
-def step_environment(config: RunConfig) -> dict[str, str]:
-    """Environment added for every step: cluster.env, and what is derived unless this process has it set already."""
-    return settings.step_environment(config, os.environ)
 
 
 def next_run_id(config: RunConfig) -> str:

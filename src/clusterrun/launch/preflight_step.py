@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from clusterrun.config.schema import RunConfig
 from clusterrun.launch.asking import ask
-from clusterrun.launch.plan import preflight_argv, step_environment
+from clusterrun.launch.commands import preflight_argv, step_environment
 from clusterrun.launch.slow_preflight import SlowPreflight
 from clusterrun.launch.steps import StepRunner, StepSpec
 from clusterrun.preflight.checks import check_all, check_slow

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from clusterrun.config.checks import Policy, policies
 from clusterrun.config.schema import Accelerator, RunConfig
 from clusterrun.launch.asking import ask
-from clusterrun.launch.plan import slow_argv, step_environment
+from clusterrun.launch.commands import slow_argv, step_environment
 from clusterrun.launch.steps import StepRunner, StepSpec
 from clusterrun.measure import groups
 from clusterrun.measure.results import MEASURED, Job, NodeMeasured, Work, better_of

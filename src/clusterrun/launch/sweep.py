@@ -25,7 +25,7 @@ from clusterrun import process
 from clusterrun.config.schema import Executor
 from clusterrun.errors import ClusterrunError, CommandError, RunError, SubmissionError
 from clusterrun.launch import jobs
-from clusterrun.launch.conductor import Entry
+from clusterrun.launch.entry import Entry
 from clusterrun.launch.jobs import Job, JobState, sbatch_explained
 from clusterrun.launch.sbatch import executor_with
 from clusterrun.launch.submit import check_place, write_decided

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from clusterrun.config.compose import user_config_dirs
 from clusterrun.config.schema import ClusterConfig, IntraNode
+from clusterrun.config.user_dirs import user_config_dirs
 from clusterrun.cost.catalog import PCIE_X16_GB_PER_S, Catalog, GpuFigures
 from clusterrun.cost.collectives import COLLECTIVES
 from clusterrun.cost.wiring import Unknown, declared
