@@ -1,0 +1,1 @@
+"""What scripts/slurm_lab is made of."""
