@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,18 +185,21 @@ def test_missing_packages_are_named_in_one_line() -> None:
 
 def test_not_root_is_said_in_one_line() -> None:
     nobody = 65534
-    # The system's Python and a copy on stdin: nobody may be unable to read this one's home.
-    done = subprocess.run(
-        ["/usr/bin/python3", "-", "up"],
-        input=SCRIPT.read_text(),
-        capture_output=True,
-        text=True,
-        timeout=30,
-        user=nobody,
-        group=nobody,
-        extra_groups=[],
-        cwd="/",
-    )
+    # The system's Python and a copy: nobody may be unable to read this one's home.
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        shutil.copy(SCRIPT, place)
+        shutil.copytree(SCRIPT.with_name("slurm_lab_parts"), Path(place) / "slurm_lab_parts")
+        done = subprocess.run(
+            ["/usr/bin/python3", f"{place}/slurm_lab", "up"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            user=nobody,
+            group=nobody,
+            extra_groups=[],
+            cwd="/",
+        )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "not root" in line
