@@ -13,10 +13,12 @@ from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE
 from clusterrun import process
 from clusterrun.config.schema import ClusterConfig, Executor
 from clusterrun.errors import CommandError, ExitCode
+from clusterrun.launch.head_watch import HeadWatch
 from clusterrun.launch.local_steps import LocalSteps
-from clusterrun.launch.slurm_steps import SLURM_TIMEOUT_S, SlurmSteps, ask_controller
+from clusterrun.launch.slurm_steps import SLURM_TIMEOUT_S, SlurmSteps, ask_controller, job_field, job_restarts
 from clusterrun.launch.steps import StepRunner
 from clusterrun.ledger import Ending
+from clusterrun.rundir import AttemptDir
 
 # Slurm sends the signal before the time limit up to a minute early (man sbatch, --signal).
 _SIGNAL_RESOLUTION_S = 60
@@ -41,6 +43,17 @@ class Allocation(Protocol):
         """Whether the scheduler has taken the job back (it runs elsewhere, waits, or ended): nothing may start here."""
         ...
 
+    def watch_head(self, attempt: AttemptDir, nodes: Sequence[str]) -> None:
+        """From now on some of ``nodes`` see to it that the job is queued again when the conductor's own host is lost.
+
+        Harmless to repeat. Raises CommandError when the watch can't be started.
+        """
+        ...
+
+    def leave(self) -> None:
+        """The conductor ends: what helped it may end."""
+        ...
+
     def requeue(self, without: Sequence[str]) -> int:
         """Have the job started again, avoiding some nodes; returns the exit code to end with at once.
 
@@ -57,6 +70,8 @@ class SlurmAllocation:
         array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         self.job_id = f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"]
         self.steps: StepRunner = SlurmSteps(cluster, self.job_id)
+        self._restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        self._head_watch = HeadWatch(self.steps, self.job_id, os.environ.get("SLURMD_NODENAME"), self._restarts)
         self._signal_lead_s = signal_lead_s
         self._requeued = False  # by Slurm or by a person, before we came to it
 
@@ -67,15 +82,15 @@ class SlurmAllocation:
             job = ""
         # A job that Slurm is ending already shows COMPLETING, whatever the cause. A requeue has counted up Restarts;
         # the time limit shows in RunTime; what is left is scancel.
-        ending_already = _field(job, "JobState") in ("COMPLETING", "CANCELLED", "TIMEOUT", "PREEMPTED")
-        self._requeued = int(_field(job, "Restarts") or 0) > int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-        left = _seconds_until(_field(job, "EndTime"))
+        ending_already = job_field(job, "JobState") in ("COMPLETING", "CANCELLED", "TIMEOUT", "PREEMPTED")
+        self._requeued = job_restarts(job) > self._restarts
+        left = _seconds_until(job_field(job, "EndTime"))
         if self._requeued:
             return Ending.requeued
-        if _field(job, "PreemptTime") not in ("", "None"):
+        if job_field(job, "PreemptTime") not in ("", "None"):
             return Ending.preempted
         if ending_already:
-            return Ending.time_limit if _field(job, "JobState") == "TIMEOUT" or _ran_out(job) else Ending.cancelled
+            return Ending.time_limit if job_field(job, "JobState") == "TIMEOUT" or _ran_out(job) else Ending.cancelled
         if "SIGUSR2" in signals and left is not None and left <= self._signal_lead_s + _SIGNAL_RESOLUTION_S + 10:
             return Ending.time_limit
         return Ending.stopped
@@ -85,19 +100,30 @@ class SlurmAllocation:
             job = process.run(["scontrol", "show", "job", self.job_id, "--oneliner"], timeout_s=SLURM_TIMEOUT_S)
         except CommandError:
             return None
-        return _unix_time(_field(job, "SubmitTime"))
+        return _unix_time(job_field(job, "SubmitTime"))
 
     def is_gone(self) -> bool:
+        ask = ["scontrol", "show", "job", self.job_id, "--oneliner"]
         try:
-            job = ask_controller(["scontrol", "show", "job", self.job_id, "--oneliner"])
-        except CommandError:
-            return False
-        restarts = int(_field(job, "Restarts") or 0)
-        return _field(job, "JobState") != "RUNNING" or restarts > int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+            # As long as it takes: without an answer nothing can be started, and who is cut off must not go on.
+            job = ask_controller(ask, patience_s=float("inf"))
+        except CommandError as error:
+            return "Invalid job id" in error.output  # forgotten; or no scontrol on compute nodes, and nobody can tell
+        return job_field(job, "JobState") != "RUNNING" or job_restarts(job) > self._restarts
+
+    def watch_head(self, attempt: AttemptDir, nodes: Sequence[str]) -> None:
+        self._head_watch.ensure(attempt, nodes)
+
+    def leave(self) -> None:
+        self._head_watch.stop()
 
     def requeue(self, without: Sequence[str]) -> int:
         if not self._requeued:
-            ask_controller(["scontrol", "requeue", self.job_id])
+            try:
+                ask_controller(["scontrol", "requeue", self.job_id])
+            except CommandError:
+                if not self.is_gone():  # an earlier try may have been heard, and only its answer lost
+                    raise
         if without:
             self._avoid(without)
         return int(ExitCode.REQUEUE)
@@ -134,6 +160,12 @@ class LocalAllocation:
     def is_gone(self) -> bool:
         return False
 
+    def watch_head(self, attempt: AttemptDir, nodes: Sequence[str]) -> None:
+        """One machine: nothing of the run outlives it."""
+
+    def leave(self) -> None:
+        """Nothing helped."""
+
     def requeue(self, without: Sequence[str]) -> int:
         return int(LOCAL_REQUEUE_RETURN_CODE)  # submitit's local controller starts the task again
 
@@ -143,11 +175,6 @@ def allocation_for(cluster: ClusterConfig, signal_lead_s: int) -> Allocation:
     if cluster.executor is Executor.slurm:
         return SlurmAllocation(cluster, signal_lead_s)
     return LocalAllocation(cluster)
-
-
-def _field(job: str, name: str) -> str:
-    match = re.search(rf"(?:^|\s){name}=(\S+)", job)
-    return match.group(1) if match else ""
 
 
 def _seconds_until(text: str) -> float | None:
@@ -164,7 +191,7 @@ def _unix_time(text: str) -> float | None:
 
 def _ran_out(job: str) -> bool:
     """Whether RunTime has reached TimeLimit (both as [D-]HH:MM:SS)."""
-    run_time, limit = _clock(_field(job, "RunTime")), _clock(_field(job, "TimeLimit"))
+    run_time, limit = _clock(job_field(job, "RunTime")), _clock(job_field(job, "TimeLimit"))
     return run_time is not None and limit is not None and run_time >= limit
 
 

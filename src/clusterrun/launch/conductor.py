@@ -10,21 +10,22 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import FrameType
 
 from clusterrun import fence
 from clusterrun.checkpoint.store import Store
 from clusterrun.config.batch import batch_sizes
 from clusterrun.config.grace import save_grace_s
-from clusterrun.config.schema import Action, Executor, OnShortage, RunConfig
+from clusterrun.config.schema import Action, Executor, RunConfig
 from clusterrun.errors import CommandError, ConfigError, ExitCode
 from clusterrun.fence import Claim, Fence, FencedError
-from clusterrun.launch import exclusions, notify
+from clusterrun.launch import exclusions
 from clusterrun.launch.allocation import Allocation
 from clusterrun.launch.commands import step_environment, training_argv
+from clusterrun.launch.explain import Result, explain
+from clusterrun.launch.finish import Finish
 from clusterrun.launch.hang import Blame
-from clusterrun.launch.outcome import How, StepEnd, judge, of_the_machinery, signature
+from clusterrun.launch.outcome import How, StepEnd, judge
 from clusterrun.launch.preflight_step import Preflight, run_preflight
 from clusterrun.launch.refusals import to_exclude
 from clusterrun.launch.steps import Step, StepSpec
@@ -40,19 +41,6 @@ _PORT_TRIES = 3
 # How long the shared directory may fail before a conductor that can't read the fence gives up, seconds.
 _STORAGE_PATIENCE_S = 600.0
 _STORAGE_PAUSE_S = 20.0
-_REQUEUED = (Ending.preempted, Ending.time_limit, Ending.requeued, Ending.stopped)
-
-
-@dataclass(frozen=True)
-class Result:
-    """How one attempt ended. ``requeue``: this allocation has too few nodes left to go on in it."""
-
-    ending: Ending
-    message: str = ""
-    saved: bool = False  # the workers said that they saved
-    error: str | None = None  # for the ledger: what went wrong, and at which step
-    step: int | None = None
-    requeue: bool = False
 
 
 class Conductor:
@@ -67,6 +55,7 @@ class Conductor:
         self._say = say
         self._ledger = Ledger(run.ledger)
         self._store = Store(run.checkpoints)
+        self._finish = Finish(run, config, allocation, self._ledger, self._store, say)
         self._signals: set[str] = set()
         self._fence = Fence(run.fence)
         self._claim: Claim | None = None
@@ -82,13 +71,14 @@ class Conductor:
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
         try:
             code = self._attempts()
-            if self._ledger.attempts()[-1].exit_code is not None:  # the run has ended, and not only this job
-                self._tell(_EVENTS.get(code, "failed"))
+            self._finish.tell_end(code)
             return code
         except FencedError as error:
             # Cut off from the scheduler, which has started the run elsewhere. Nothing here is ours any more.
             self._say(f"{error}; this one ends")
             return int(ExitCode.REQUEUE)
+        finally:
+            self._allocation.leave()
 
     def _attempts(self) -> int:
         queued_since = self._allocation.queued_since()
@@ -98,9 +88,10 @@ class Conductor:
                 # Slurm lost the head node and this process outlived it: the run goes on elsewhere.
                 self._say("the scheduler has taken this job back; this conductor ends")
                 return int(ExitCode.REQUEUE)
+            self._still_ours()  # the scheduler may have been long in answering
             stalled = self._ledger.stalled(self._store.latest_step())
             if stalled >= self._config.recovery.max_stalled_attempts:
-                return self._give_up(f"{stalled} attempts in a row without a newer checkpoint")
+                return self._finish.give_up(f"{stalled} attempts in a row without a newer checkpoint")
             number = self._ledger.start(
                 reason=self._reason(),
                 job_id=self._allocation.job_id,
@@ -123,7 +114,7 @@ class Conductor:
                     traceback.print_exc()
                     result = Result(Ending.internal_error, f"{type(error).__name__}: {error}")
             self._still_ours()
-            code = self._finish(number, result)
+            code = self._finish.finish(number, result)
             if code is not None:
                 return code
 
@@ -141,6 +132,10 @@ class Conductor:
 
     def _attempt(self, attempt: AttemptDir) -> Result:
         """One start."""
+        try:
+            self._allocation.watch_head(attempt, self._usable_nodes())
+        except CommandError as error:
+            self._say(f"nobody watches over this host: {error}")
         for port_try in range(_PORT_TRIES):
             nodes = self._usable_nodes()
             if self._lost and nodes_to_go_on_with(self._config, len(nodes)) is None:
@@ -177,7 +172,13 @@ class Conductor:
             if end.how is How.port_taken and port_try + 1 < _PORT_TRIES:
                 self._say(f"{end.outcome.message if end.outcome else 'port taken'}; trying another")
                 continue
-            return self._explain(end, blame)
+            return explain(
+                end,
+                blame,
+                self._signals,
+                why_stopped=self._allocation.why_stopped,
+                restart_on_error=self._config.recovery.restart_on_error,
+            )
         raise AssertionError("unreachable")
 
     def _usable_nodes(self) -> list[str]:
@@ -256,131 +257,6 @@ class Conductor:
                 return
             time.sleep(_POLL_S)
 
-    def _explain(self, end: StepEnd, blame: Blame | None) -> Result:
-        """The ledger's word for how a training step ended."""
-        outcome = end.outcome
-        where = f"{end.node}: " if end.node else ""
-        rank = f"rank {outcome.rank}: " if outcome and outcome.rank is not None else ""
-        said = outcome.message if outcome else ""
-        saved = outcome is not None and outcome.saved
-        step = outcome.step if outcome else None
-        if end.how is How.done:
-            return Result(Ending.done)
-        if self._signals or end.how is How.stopped:
-            why = self._allocation.why_stopped(self._signals)
-            message = "state saved" if saved else f"nothing was saved. {where}{rank}{said}".strip()
-            return Result(why, message, saved)
-        if blame is not None:
-            return Result(Ending.hung, blame.message, error="hung", step=blame.step)
-        if end.lost and end.how is How.crashed and outcome is None:
-            if end.all_lost:
-                return Result(Ending.crashed, "the step ended without a word from any of its nodes")
-            return Result(Ending.node_lost, f"no word from {', '.join(end.lost)}")
-        if end.how is How.failed and outcome is not None:
-            message = f"{where}{rank}{said} (exit code {outcome.exit_code})"
-            again = self._config.recovery.restart_on_error or of_the_machinery(said)
-            ending = Ending.crashed if again else Ending.user_code_failed
-            return Result(ending, message, error=signature(said), step=step)
-        return Result(Ending.crashed, f"{where}{rank}{said}", error=signature(said), step=step)
-
-    def _finish(self, number: int, result: Result) -> int | None:
-        """Write the end of an attempt. Returns the job's exit code, or None to start the next attempt right here."""
-        ending, message = result.ending, result.message
-        saved = self._store.latest_step()
-        code = _EXIT_CODES.get(ending)
-        if ending is Ending.not_enough_nodes and self._may_try_other_nodes(result):
-            self._ledger.end(number, ending, saved_after=saved, message=message)
-            without = [entry.node for entry in exclusions.of(self._config).all()] if self._by_policy() else []
-            self._say(
-                f"attempt {number}: {ending.value}, queued again{' without the refused' * bool(without)}. {message}"
-            )
-            return self._requeue(number, ending, saved, without)
-        if ending in _REQUEUED and not self._config.recovery.requeue:
-            code = ExitCode.REQUEUE
-        if code is not None:
-            self._ledger.end(number, ending, saved_after=saved, exit_code=int(code), message=message)
-            self._say(f"attempt {number}: {ending.value}. {message}")
-            return int(code)
-        self._ledger.end(
-            number,
-            ending,
-            saved_after=saved,
-            progressed=result.saved and self._config.train.script is not None,
-            message=message,
-            error=result.error,
-            step=result.step,
-        )
-        self._say(f"attempt {number}: {ending.value}, newest checkpoint: step {saved}. {message}")
-        if self._ledger.same_error_again():
-            return self._give_up(f"the same error twice at step {result.step}")
-        if ending not in _REQUEUED:
-            return None
-        stalled = self._ledger.stalled(saved)
-        if stalled >= self._config.recovery.max_stalled_attempts:
-            return self._give_up(f"{stalled} attempts in a row without a newer checkpoint")
-        return self._requeue(number, ending, saved, [])
-
-    def _tell(self, event: str) -> None:
-        """A web hook, when one is set; from the last attempt as the ledger has it."""
-        if self._config.notify.webhook_env is None:
-            return
-        try:
-            last = self._ledger.attempts()[-1]
-        except OSError as error:
-            self._say(f"notify: the ledger can't be read ({error.strerror}), so nobody was told")
-            return
-        text = f"{self._run.id}: {event} (attempt {last.number}: {last.ending.value}). {last.message}".strip()
-        message = notify.Message(
-            event=event,
-            run=self._run.id,
-            text=text,
-            job_id=last.job_id,
-            attempt=last.number,
-            ending=last.ending.value,
-            exit_code=last.exit_code,
-            saved_step=last.saved_after,
-        )
-        notify.send(self._config.notify, message, self._say)
-
-    def _requeue(self, number: int, ending: Ending, saved: int | None, without: Sequence[str]) -> int:
-        self._tell("requeued")  # before: a requeue ends this process soon
-        try:
-            return self._allocation.requeue(without)
-        except CommandError as error:
-            message = f"requeue refused: {error}"
-            self._ledger.end(number, ending, saved_after=saved, exit_code=int(ExitCode.REQUEUE), message=message)
-            self._say(f"{message}. Go on with: clusterrun resume {self._run.root}")
-            return int(ExitCode.REQUEUE)
-
-    def _by_policy(self) -> bool:
-        return self._config.preflight.on_shortage is OnShortage.requeue
-
-    def _may_try_other_nodes(self, result: Result) -> bool:
-        """By policy, or because nodes were lost; not more often than attempts may stall, and not at their expense."""
-        if not (self._by_policy() or (result.requeue and self._config.recovery.requeue)):
-            return False
-        short = 0
-        for attempt in reversed(self._ledger.attempts()[:-1]):
-            if attempt.ending is not Ending.not_enough_nodes:
-                break
-            short += 1
-        return short < self._config.recovery.max_stalled_attempts
-
-    def _give_up(self, why: str) -> int:
-        last = self._ledger.attempts()[-1]
-        message = f"{why}, the last: {last.ending.value}. {last.message}"
-        self._ledger.end(
-            last.number,
-            last.ending,
-            saved_after=self._store.latest_step(),
-            exit_code=int(ExitCode.NO_PROGRESS),
-            message=message,
-            error=last.error,
-            step=last.step,
-        )
-        self._say(f"no progress: {message}")
-        return int(ExitCode.NO_PROGRESS)
-
     def _reason(self) -> str:
         before = self._ledger.attempts()
         if not before:
@@ -410,20 +286,3 @@ def nodes_to_go_on_with(config: RunConfig, healthy: int) -> int | None:
         except ConfigError:
             continue
     return None
-
-
-_EXIT_CODES = {
-    Ending.done: ExitCode.DONE,
-    Ending.user_code_failed: ExitCode.USER_CODE_FAILED,
-    Ending.internal_error: ExitCode.USER_CODE_FAILED,
-    Ending.preflight_refused: ExitCode.PREFLIGHT_REFUSED,
-    Ending.not_enough_nodes: ExitCode.NOT_ENOUGH_NODES,
-    Ending.cancelled: ExitCode.CANCELLED,
-}
-
-
-_EVENTS = {
-    int(ExitCode.DONE): "done",
-    int(ExitCode.REQUEUE): "stopped",
-    int(ExitCode.CANCELLED): "cancelled",
-}

@@ -136,6 +136,7 @@ def make_plan(
     name = run_id or base_run_id(config)
     run = sweep.run(name) if sweep else RunDir(Path(cluster.shared_dir) / RUNS / name)
     slurm = cluster.executor is Executor.slurm
+    cpus = cluster.nproc_per_node * cluster.cpus_per_proc
     nodes = [f"<node{i}>" for i in range(cluster.nodes)]
     everywhere = [f"<node{i}>" for i in range(cluster.nodes + cluster.spare_nodes)]
     preflight = preflight_argv(config, run, 1, "<head address>", "<token>")
@@ -153,15 +154,15 @@ def make_plan(
             nproc_per_node=cluster.nproc_per_node,
             world_size=config.world_size,
             gpus_per_node=requested_gpus(config),
-            cpus_per_node=cluster.nproc_per_node * cluster.cpus_per_proc,
+            cpus_per_node=cpus,
             time_limit_min=minutes,
             signal_lead_s=signal_lead_s(config),
         ),
         batch=batch_sizes(train, config.world_size) if train.task and config.action is Action.train else None,
         checks=tuple(made(config.preflight.policy)),
         slow_checks=tuple(made_slow(config.preflight.policy)) if config.preflight.full else (),
-        preflight_argv=tuple(srun_argv(everywhere, preflight, cluster) if slurm else preflight),
-        training_argv=tuple(srun_argv(nodes, training, cluster) if slurm else training),
+        preflight_argv=tuple(srun_argv(everywhere, preflight, cpus) if slurm else preflight),
+        training_argv=tuple(srun_argv(nodes, training, cpus) if slurm else training),
         environment=step_environment(config),
         settings=settings.planned(config, os.environ),
         warnings=tuple(map(str, harm.harms({**os.environ, **cluster.env}, cluster))),

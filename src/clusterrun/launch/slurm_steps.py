@@ -55,9 +55,9 @@ class SlurmSteps:
 
     def start(self, spec: StepSpec) -> Step:
         ask_controller(["scontrol", "ping"])  # srun would give up at once while it is restarted
-        argv = srun_argv(spec.nodes, spec.argv, self._cluster, overlap=self._killed)
-        env = {**os.environ, **spec.env}
-        env["SRUN_CPUS_PER_TASK"] = str(self._cluster.nproc_per_node * self._cluster.cpus_per_proc)
+        cpus = 1 if spec.beside else self._cluster.nproc_per_node * self._cluster.cpus_per_proc
+        argv = srun_argv(spec.nodes, spec.argv, cpus, overlap=self._killed or spec.beside)
+        env = {**os.environ, **spec.env, "SRUN_CPUS_PER_TASK": str(cpus)}
         with spec.stdout.open("ab") as out, spec.stderr.open("ab") as err:
             return SlurmStep(process.start(argv, env=env, stdout=out, stderr=err), self._on_kill)
 
@@ -92,26 +92,45 @@ class SlurmStep:
                 time.sleep(0.1)
 
 
-def ask_controller(argv: Sequence[str]) -> str:
+def ask_controller(argv: Sequence[str], patience_s: float = _CONTROLLER_PATIENCE_S) -> str:
     """Run a command that slurmctld must answer, again and again while it is away (it may be restarted).
 
     Raises:
-        CommandError: it refused, or did not come back in ten minutes.
+        CommandError: it refused, or did not come back in time (ten minutes).
     """
-    end = time.monotonic() + _CONTROLLER_PATIENCE_S
+    end = time.monotonic() + patience_s
     while True:
         try:
             return process.run(argv, timeout_s=SLURM_TIMEOUT_S)
         except CommandError as error:
-            if not _is_away(error) or time.monotonic() > end:
+            if not is_away(error) or time.monotonic() > end:
                 raise
         time.sleep(1.0)
 
 
-def _is_away(error: CommandError) -> bool:
+def is_away(error: CommandError) -> bool:
     """Whether it is the controller that did not answer, in the words of Slurm's slurm_errno.c and of scontrol ping."""
-    words = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "is DOWN", "no answer in")
+    words = (
+        "Unable to contact slurm controller",
+        "Connection refused",
+        "Socket timed out",
+        "is DOWN",
+        "no answer in",
+        # What scontrol requeue says then: the library reads the answer without looking whether one came (22.05).
+        "Unexpected message received",
+    )
     return any(word in str(error) or word in error.output for word in words)
+
+
+def job_field(job: str, name: str) -> str:
+    """A value from ``scontrol show job --oneliner``; "" when it is not there."""
+    match = re.search(rf"(?:^|\s){name}=(\S+)", job)
+    return match.group(1) if match else ""
+
+
+def job_restarts(job: str) -> int:
+    """How often the job was requeued, from the same line."""
+    return int(job_field(job, "Restarts") or 0)
 
 
 def expand_host_list(node_list: str) -> list[str]:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clusterrun.config.schema import ClusterConfig
-
 # How long the tasks of a step may go on after the first has ended, seconds; then srun ends them.
 LINGER_S = 60
 
 
-def srun_argv(nodes: Sequence[str], argv: Sequence[str], cluster: ClusterConfig, *, overlap: bool = False) -> list[str]:
+def srun_argv(nodes: Sequence[str], argv: Sequence[str], cpus_per_task: int, *, overlap: bool = False) -> list[str]:
     """The srun command for one task on each of ``nodes``.
 
     --cpus-per-task is repeated because srun since 22.05 does not inherit it. --no-kill and --kill-on-bad-exit=0 keep
     the other tasks running when a node is lost; --wait ends them if they then hang. ``overlap`` starts the step beside
-    one that Slurm takes for alive because it can't reach one of its nodes.
+    others: small helpers, and one that Slurm takes for alive because it can't reach one of its nodes.
     """
     return [
         "srun",
@@ -23,7 +21,7 @@ def srun_argv(nodes: Sequence[str], argv: Sequence[str], cluster: ClusterConfig,
         f"--ntasks={len(nodes)}",
         "--ntasks-per-node=1",
         f"--nodelist={','.join(nodes)}",
-        f"--cpus-per-task={cluster.nproc_per_node * cluster.cpus_per_proc}",
+        f"--cpus-per-task={cpus_per_task}",
         "--no-kill",
         "--kill-on-bad-exit=0",
         f"--wait={LINGER_S}",

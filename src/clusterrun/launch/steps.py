@@ -18,6 +18,7 @@ class StepSpec:
     stdout: Path  # output of all tasks, on the conductor's host
     stderr: Path
     env: Mapping[str, str] = field(default_factory=dict)  # added to the conductor's own
+    beside: bool = False  # a small helper: takes nothing of the job from other steps, and does not keep them waiting
 
 
 class Step(Protocol):
