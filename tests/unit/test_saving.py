@@ -194,6 +194,42 @@ def a_full_disk_comes_to_light(rank: int, directory: Path) -> None:
     assert loop.content(10) == {10.0}
 
 
+def the_end_is_tried_again_until_there_is_room(rank: int, directory: Path) -> None:
+    calls = []
+    fsync = os.fsync
+
+    def full_at_first(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) < 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(fd)
+
+    loop = Loop(rank, directory)
+    state = State({"model/a": torch.full((9,), 3.0)}, {}, {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full_at_first if rank == 1 else fsync)
+        loop.saver.save_end(30, lambda: state)
+    ends = [ok for step, ok, reason in loop.saves if (step, reason) == (30, "end")]
+    assert len(ends) >= 2
+    assert not ends[0]
+    assert ends[-1]
+    assert loop.store.latest_step() == 30
+
+
+def an_end_that_cannot_be_saved_is_no_end(rank: int, directory: Path) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    loop = Loop(rank, directory, timeout_s=1.0)
+    loop.saver.config.timeout_s = 1.0
+    loop.save(10, last=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full if rank == 1 else os.fsync)
+        with pytest.raises(CheckpointError, match=r"has ended, but step 30 .* newest checkpoint is of step 10"):
+            loop.saver.save_end(30, lambda: State({"model/a": torch.zeros(9)}, {}, {}))
+    assert [entry[:2] for entry in loop.saves] == [(10, True), (30, False), (30, False)]
+
+
 def a_disk_that_never_answers(rank: int, directory: Path) -> None:
     """The ranks go on together; what the rank does once its disk answers again harms nothing."""
     loop = Loop(rank, directory, timeout_s=SHORT_S)
@@ -263,6 +299,8 @@ def test_scenarios(tmp_path: Path) -> None:
         one_that_overtakes_is_skipped,
         the_last_one_may_be_in_flight_already,
         a_full_disk_comes_to_light,
+        the_end_is_tried_again_until_there_is_room,
+        an_end_that_cannot_be_saved_is_no_end,
         a_disk_that_never_answers,
         states_that_differ_are_not_saved,
         rank_0s_clock_decides,

@@ -401,11 +401,12 @@ def test_too_many_failed_saves_end_the_run_if_so_told(make_run: Callable[..., Ru
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
 @pytest.mark.parametrize("async_save", [False, True])
-def test_a_full_disk_does_not_end_the_training(make_run: Callable[..., Run], async_save: bool) -> None:
+def test_a_full_disk_costs_saves_but_not_the_last_one(make_run: Callable[..., Run], async_save: bool) -> None:
     run = make_run()
     run.config.checkpoint.async_save = async_save
     run.config.checkpoint.every_steps = 5
     run.config.checkpoint.keep = 2
+    run.config.checkpoint.timeout_s = 3
     run.run.config.write_text("")
     try:
         subprocess.run(
@@ -417,14 +418,17 @@ def test_a_full_disk_does_not_end_the_training(make_run: Callable[..., Run], asy
         pytest.skip(f"no mount here: {error.stderr}")
     try:
         (run.run.checkpoints / "others").write_bytes(bytes(500_000))
-        run.train(0)
+        run.start(0)
+        for code, _, err in run.end():
+            assert code == 1
+            assert "training has ended, but step 40 could not be saved" in err
         saves = [(event["step"], event["ok"]) for event in run.events(0, "checkpoint")]
         assert (5, True) in saves
-        assert saves[-1] == (40, False)
+        assert saves[-3:] == [(40, False)] * 3
         assert "No space left on device" in run.events(0, "warning")[0]["message"]
-        (done,) = run.events(0, "done")
         store = Store(run.run.checkpoints)
-        assert done["saved_step"] == store.latest_step()
+        assert store.latest_step() == max(step for step, ok in saves if ok)
+        assert run.events(0, "done") == []
         assert all(store.verify(info) == [] for info in store.list())
         assert not list(run.run.checkpoints.glob(".*"))
     finally:

@@ -241,7 +241,7 @@ class CheckpointConfig:
     keep_best: int = 0  # so many with the best validation results are kept; one that becomes best is saved
     best_by: BestBy = BestBy.loss
     max_failed_saves: int | None = None  # in a row, then the run stops; null: it warns and trains on
-    timeout_s: float = 600.0  # for the ranks to agree that all have written, seconds
+    timeout_s: float = 600.0  # for the ranks to agree that all have written; for tries to save the last step; seconds
 
 
 @dataclass

@@ -167,8 +167,10 @@ class CheckpointManager:
             self._save(done, "best")
 
     def finish(self, done: int) -> None:
-        """Save after the last step, and wait for it."""
-        self._save(done, "end", last=True)
+        """Save after the last step, and wait for it. Tried again for ``checkpoint.timeout_s``, then CheckpointError."""
+        self._pulse.at(Stage.saving)
+        self._saver.save_end(done, self._state)
+        self._pulse.at(Stage.compute)
 
     def _save(self, done: int, reason: str, *, last: bool = False) -> None:
         self._pulse.at(Stage.saving)

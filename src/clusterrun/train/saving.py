@@ -6,6 +6,7 @@ written) goes into ``votes``, which the loop adds up over the ranks in a collect
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,9 @@ from clusterrun.checkpoint.retention import Score
 from clusterrun.checkpoint.state import Checkpointer, Saved
 from clusterrun.config.schema import CheckpointConfig, OnOvertake
 from clusterrun.errors import CheckpointError
+
+# Between tries to save the end, seconds: twice as long each time, up to the second.
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -103,16 +107,30 @@ class Saver:
             self._took(self.checkpointer.save(step, state.shared, state.rest, state.own))
         self.cadence.began()
 
+    def save_end(self, step: int, take: Callable[[], State]) -> None:
+        """Save the last step of all. No later save can make up for it, so a failed one is tried again.
+
+        Raises:
+            CheckpointError: not saved in ``checkpoint.timeout_s`` of waiting, or as ``save``.
+        """
+        waited, pause = 0.0, _PAUSE_S  # counted, not measured: all ranks make the same tries
+        self.save(step, "end", take, last=True)
+        while step not in (0, self.saved_step) and waited < self.config.timeout_s:
+            time.sleep(pause)
+            waited, pause = waited + pause, min(2 * pause, _LONGEST_PAUSE_S)
+            self.save(step, "end", take, last=True)
+        self.require(step, "training has ended")
+
     def land(self) -> None:
         """Wait for the save in flight, if there is one, and report how it ended. Raises as ``save``."""
         if self.in_flight:
             self._took(self.checkpointer.finish())
 
-    def require(self, step: int) -> None:
+    def require(self, step: int, what: str = "told to stop") -> None:
         """Raises CheckpointError when the step is not saved: who stops must not say that it can go on from here."""
         if step not in (0, self.saved_step):
             raise CheckpointError(
-                f"told to stop, but step {step} could not be saved; the newest checkpoint is of step {self.saved_step}"
+                f"{what}, but step {step} could not be saved; the newest checkpoint is of step {self.saved_step}"
             )
 
     def would_be_among_the_best(self, step: int, score: Score) -> bool:

@@ -99,8 +99,9 @@ class Trainer:
             self._step()
             signal = self._after_step()
         self._end_profile()
-        if self.position.step == self.total_steps:
-            self._save("end", last=True)  # again, when the first try failed: there is no later checkpoint to wait for
+        if signal is None and self.position.step == self.total_steps:
+            self.pulse.at(Stage.saving)
+            self.saver.save_end(self.position.step, self._state)  # tries again what failed: there is no later save
         if signal is not None:
             self._save("stop", last=True)
             self.recorder.stopped(self.position.step, signal.name)
