@@ -262,7 +262,7 @@ def _restart_slurmds() -> None:
 
 
 def fill_the_disk(live: Live) -> None:
-    """Too full for the checkpoint of step 40, but not for lines of text. Then there is room again, and a worker dies."""
+    """Too full for step 40 to be saved, but not for lines of text; then there is room again and a worker dies."""
     ballast = live.shared / "ballast"
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
