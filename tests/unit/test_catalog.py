@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterrun.config.schema import IntraNode
 from clusterrun.cost.catalog import PCIE_X16_GB_PER_S, Catalog
 from clusterrun.errors import ConfigError
 
@@ -47,9 +48,13 @@ def test_every_file_loads_and_states_its_source() -> None:
         peak = figures.peak_tflops.bf16 or figures.peak_tflops.fp16
         assert peak is not None
         assert (figures.achieved_bf16_tflops or 0) < peak
-        for setting, busbw in figures.all_reduce_busbw_gb_per_s.items():
+        for one in figures.all_reduce:
             limit = figures.link.total_gb_per_s if figures.link else PCIE_X16_GB_PER_S[figures.pcie_generation or 0]
-            assert busbw < (2 if "NVLS" in setting else 1) * limit
+            assert one.busbw_gb_per_s < (2 if one.algorithm == "nvls" else 1) * limit
+            assert one.algorithm in ("ring", "nvls")
+            IntraNode(one.wiring)
+        for wiring in figures.link.joined_by if figures.link else ():
+            IntraNode(wiring)
 
 
 @pytest.mark.parametrize(("model", "name"), NVML_NAMES.items())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterrun.config.schema import Accelerator, ClusterConfig, InterconnectConfig, InterNode, IntraNode
+from clusterrun.config.schema import Accelerator, ClusterConfig, Executor, InterconnectConfig, InterNode, IntraNode
 from clusterrun.cost.catalog import Catalog
 from clusterrun.cost.collectives import COLLECTIVES, all_reduce
 from clusterrun.cost.rings import best_ring
@@ -28,7 +28,8 @@ WIRINGS = st.builds(
     nvls_gb_per_s=st.none() | RATES,
     inter_gb_per_s=RATES,
     inter_what=st.just("out"),
-    network=st.sampled_from(["infiniband", "roce", "efa", "ethernet"]),
+    network=st.sampled_from(["infiniband", "roce", "efa", "efa_v2", "ethernet"]),
+    gloo=st.booleans(),
 )
 NAMES = st.sampled_from(sorted(COLLECTIVES))
 
@@ -98,7 +99,7 @@ def test_published_bus_bandwidth(
 @pytest.mark.parametrize(
     ("cluster", "why"),
     [
-        (ClusterConfig(), "no CPUs"),
+        (ClusterConfig(executor=Executor.slurm, nodes=2), "nic_gbit_per_s is not given"),
         (ClusterConfig(accelerator=Accelerator.cuda), "gpu_model is not given"),
         (ClusterConfig(accelerator=Accelerator.cuda, gpu_model="Voodoo 2"), "Voodoo 2: not in the catalogue"),
         (ClusterConfig(accelerator=Accelerator.cuda, gpu_model="NVIDIA L40S", nodes=2), "nic_gbit_per_s is not given"),
@@ -124,7 +125,7 @@ def test_the_wiring_decides() -> None:
         assert isinstance(answer, Wiring)
         answers.append(answer.intra_gb_per_s)
     assert answers[0] > 10 * answers[1]
-    assert answers[2] == answers[1]
+    assert answers[1] <= answers[2] < 2 * answers[1]
 
 
 def test_the_best_ring_goes_around_a_dead_link_but_not_around_a_dead_gpu() -> None:

@@ -8,7 +8,6 @@ optimizer and trainer from what is on disk; real processes are stopped and start
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import io
 import json
@@ -25,13 +24,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
-from torch.nn.parallel import DistributedDataParallel
 
 from clusterrun.config import frozen
 from clusterrun.config.schema import (
     CheckpointConfig,
     ClusterConfig,
     DataConfig,
+    GradCompression,
     Optimizer,
     Precision,
     RunConfig,
@@ -68,6 +67,7 @@ VARIANTS = {
         },
         dropout=0.1,
     ),
+    "fp16_gradients": Variant({"momentum": 0.9, "grad_compression": GradCompression.fp16}),
     "bf16_batch_norm_cosine": Variant(
         {"momentum": 0.9, "precision": Precision.bf16, "schedule": Schedule.cosine, "warmup_steps": 5},
         dropout=0.1,
@@ -125,6 +125,7 @@ def train(root: Path, variant: Variant, stops: list[int], async_save: bool = Fal
             max_steps=STEPS,
             log_every_steps=3,
             validate_every_steps=7,
+            bucket_mb=0.2,
             **variant.train,
         ),
         data=DataConfig(samples=300),
@@ -167,8 +168,6 @@ def train(root: Path, variant: Variant, stops: list[int], async_save: bool = Fal
 def on_rank(rank: int, port: int, root: Path, names: list[str], warm_up: bool, answers: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
-    small_buckets = functools.partial(DistributedDataParallel, bucket_cap_mb=0.2)
-    vars(trainer)["DistributedDataParallel"] = small_buckets
     if not warm_up:
         trainer.Trainer.warm_up = lambda self: None  # type: ignore[method-assign]
     found = {}

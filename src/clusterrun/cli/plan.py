@@ -63,7 +63,7 @@ def _compare(overrides: list[str], *, as_json: bool) -> int:
     found = {}
     for name in filter(None, named[0].partition("=")[2].split(",")):
         config = compose([f"cluster={name}", *rest])
-        found[name] = (config.world_size, predict(config, catalog))
+        found[name] = (config.world_size, predict(config, catalog, {**os.environ, **config.cluster.env}))
     if as_json:
         print(json.dumps({name: {"world_size": size, **asdict(p)} for name, (size, p) in found.items()}, indent=1))
     else:

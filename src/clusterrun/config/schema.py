@@ -95,6 +95,14 @@ class Precision(Enum):
     fp16 = "fp16"
 
 
+class GradCompression(Enum):
+    """What gradients are cast to while they travel (torch's DDP hooks); bf16 needs NCCL."""
+
+    none = "none"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
 class Optimizer(Enum):
     sgd = "sgd"
     adamw = "adamw"
@@ -209,6 +217,8 @@ class TrainConfig:
     warmup_steps: int = 0
     precision: Precision = Precision.fp32
     clip_grad_norm: float | None = None
+    grad_compression: GradCompression = GradCompression.none  # half the bytes between ranks, and fewer digits
+    bucket_mb: float | None = None  # of DDP's gradient buckets, MiB; null: torch's own, 1 for the first, then 25
     validate_every_steps: int | None = None  # null: at the end of each epoch
     log_every_steps: int = 10
     parameters: float | None = None  # of your own model, for the plan's prediction, e.g. 7e9

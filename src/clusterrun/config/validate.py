@@ -19,6 +19,7 @@ from clusterrun.config.schema import (
     DataConfig,
     DataKind,
     Executor,
+    GradCompression,
     NotifyConfig,
     PreflightConfig,
     ProfileTool,
@@ -88,6 +89,7 @@ def validated(config: RunConfig) -> RunConfig:
     _check_cluster(config.cluster)
     _check_slurm(config.cluster.slurm)
     _check_train(config.train)
+    _check_exchange(config)
     _check_data(config.data, config.train)
     check_checkpoint(config.checkpoint)
     _check_preflight(config.preflight)
@@ -219,6 +221,23 @@ def _check_train(train: TrainConfig) -> None:
     _between("train.weight_decay", train.weight_decay, 0, 1e6)
     if train.clip_grad_norm is not None and not train.clip_grad_norm > 0:
         raise ConfigError(f"train.clip_grad_norm={train.clip_grad_norm}: must be above 0, or null for no clipping")
+
+
+def _check_exchange(config: RunConfig) -> None:
+    """How gradients travel."""
+    train = config.train
+    if train.bucket_mb is not None:
+        _between("train.bucket_mb", train.bucket_mb, 0.001, 2**20)
+    if train.script is not None and (train.bucket_mb is not None or train.grad_compression is not GradCompression.none):
+        name = "bucket_mb" if train.bucket_mb is not None else "grad_compression"
+        raise ConfigError(
+            f"train.{name}: a script wraps its own model; give DistributedDataParallel bucket_cap_mb, or register its "
+            "communication hook, there"
+        )
+    if train.grad_compression is GradCompression.bf16 and config.cluster.accelerator is Accelerator.cpu:
+        raise ConfigError(
+            "train.grad_compression=bf16: torch's hook needs NCCL, and cluster.accelerator=cpu uses Gloo; use fp16"
+        )
 
 
 def _check_data(data: DataConfig, train: TrainConfig) -> None:

@@ -34,7 +34,7 @@ class LinkFigures:
     generation: int
     links: int
     gb_per_s: float  # of one link, one way
-    joined_by: str
+    joined_by: list[str]  # what these links can form, the usual first, as cluster.interconnect.intra_node
 
     @property
     def total_gb_per_s(self) -> float:
@@ -53,6 +53,16 @@ class PeakFigures:
 
 
 @dataclass(frozen=True)
+class PublishedAllReduce:
+    """Bus bandwidth of a large all-reduce in one node, as somebody published it."""
+
+    gpus: int
+    wiring: str  # as cluster.interconnect.intra_node
+    algorithm: str  # ring or nvls
+    busbw_gb_per_s: float
+
+
+@dataclass(frozen=True)
 class GpuFigures:
     """One GPU model.
 
@@ -60,7 +70,7 @@ class GpuFigures:
         names: patterns over the name that NVML gives.
         memory_gb: GB of device memory; ``memory_gb_per_s`` its bandwidth.
         achieved_bf16_tflops: what a large matrix product reaches, None where nobody published it.
-        all_reduce_busbw_gb_per_s: published bus bandwidth in one node, by setting.
+        all_reduce: what was published of all-reduce in one node.
     """
 
     names: list[str]
@@ -73,7 +83,7 @@ class GpuFigures:
     board_power_w: float
     nvls: bool
     p2p_over_pcie: bool
-    all_reduce_busbw_gb_per_s: dict[str, float]
+    all_reduce: list[PublishedAllReduce]
     notes: list[str]
     source: str
 
@@ -98,23 +108,52 @@ class NetworkFigures:
 
 
 @dataclass(frozen=True)
+class CpuParameters:
+    """Gloo over TCP, and the CPU cores that compute. Times in microseconds, rates decimal GB/s one way.
+
+    Attributes:
+        hop_in_node_us, hop_between_us: one step of the ring over the loopback interface and over a network.
+        chunk_share: as in ModelParameters.
+        loopback_gb_per_s: bus bandwidth between ranks of one machine, and the most of one connection.
+        link_share: of a network's wire rate, headers and acknowledgements taken off.
+        core_gflops: fp32, of one core in a training step.
+        step_us: Python's part of a step.
+    """
+
+    base_us: float
+    hop_in_node_us: float
+    hop_between_us: float
+    chunk_share: float
+    loopback_gb_per_s: float
+    link_share: float
+    core_gflops: float
+    memory_gb_per_s: float
+    step_us: float
+
+
+@dataclass(frozen=True)
 class ModelParameters:
     """Fitted parameters of the collectives' cost (``hardware/collectives.yaml``). Times in microseconds.
 
     Attributes:
-        pipeline_us: the fill of the pipeline of chunks.
         base_us: start of a collective.
         hop_in_node_us, hop_between_us: one step over a link in a node, and between nodes by kind of network.
+        chunk_in_node, chunk_between: what a chunk costs beside its bytes, as a share of a hop's latency.
         link_share, pcie_share, tree_share: of the wire rate; see the file.
+        host_gb_per_s, socket_gb_per_s: bus bandwidth through host memory, and a node's over NCCL's TCP sockets.
     """
 
-    pipeline_us: float
     base_us: float
     hop_in_node_us: float
     hop_between_us: dict[str, float]
+    chunk_in_node: float
+    chunk_between: dict[str, float]
     link_share: float
     pcie_share: float
     tree_share: float
+    host_gb_per_s: float
+    socket_gb_per_s: float
+    cpu: CpuParameters
 
 
 PCIE_X16_GB_PER_S: Mapping[int, float] = {3: 15.75, 4: 31.5, 5: 63.0, 6: 121.0}

@@ -43,7 +43,8 @@ def estimate(config: RunConfig, catalog: Catalog, total_tokens: float | None) ->
             raise ConfigError(f"estimate: nothing can be predicted, since {answer.why}; e.g. cluster=h100_nvswitch_ib")
     assert not isinstance(wiring, Unknown)
     assert not isinstance(work, Unknown)
-    assert config.cluster.gpu_model is not None
+    if config.cluster.gpu_model is None:
+        raise ConfigError("estimate: takes a cluster with GPUs; e.g. cluster=h100_nvswitch_ib")
     found = catalog.find_gpu(config.cluster.gpu_model)
     assert found is not None
     gpu, train = found[1], config.train

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from clusterrun.config.batch import batch_sizes
-from clusterrun.config.schema import RunConfig
+from clusterrun.config.schema import Accelerator, RunConfig
+from clusterrun.cost.advice import Advice, Job, advice
 from clusterrun.cost.catalog import Catalog
-from clusterrun.cost.step import Advice, advice, ddp_step, variants, workload
+from clusterrun.cost.step import Exchange, cpu_figures, ddp_step, variants, workload
 from clusterrun.cost.wiring import Unknown, declared
 
 
@@ -21,7 +23,8 @@ class Prediction:
         samples_per_s: over all ranks.
         bottleneck, algorithm: of the gradients' all-reduce.
         memory_gb, fits: per GPU, weights, gradients, optimizer and activations; None where not known.
-        watts: board power of all GPUs.
+        watts: board power of all GPUs; 0 where not known.
+        rough: CPUs, which differ more than the model knows.
     """
 
     why_not: str | None = None
@@ -36,28 +39,42 @@ class Prediction:
     memory_gb: float | None = None
     fits: bool | None = None
     watts: float = 0.0
+    rough: bool = False
     advice: tuple[Advice, ...] = ()
 
 
-def predict(config: RunConfig, catalog: Catalog) -> Prediction:
-    """Of a run's training step."""
+def job_of(config: RunConfig, catalog: Catalog) -> Job | str:
+    """A run's training step and what it runs on as declared; or why it is not known."""
     wiring = declared(config.cluster, catalog)
     if isinstance(wiring, Unknown):
-        return Prediction(wiring.why)
+        return wiring.why
     work = workload(config.train)
     if isinstance(work, Unknown):
-        return Prediction(work.why)
-    if config.train.batch_per_rank is None and config.train.global_batch is None:
-        return Prediction("the batch is not known; give train.batch_per_rank")
-    assert config.cluster.gpu_model is not None
-    found = catalog.find_gpu(config.cluster.gpu_model)
-    assert found is not None
-    gpu, parameters, train = found[1], catalog.parameters(), config.train
-    samples = batch_sizes(train, config.world_size).per_rank
-    step = ddp_step(work, samples, train.accumulate, gpu, train.precision, wiring, parameters)
-    ddp = variants(
-        work, samples // train.accumulate, train.optimizer, train.momentum > 0, gpu, train.precision, wiring, parameters
-    )[0]
+        return work.why
+    train, parameters = config.train, catalog.parameters()
+    if train.batch_per_rank is None and train.global_batch is None:
+        return "the batch is not known; give train.batch_per_rank"
+    if config.cluster.accelerator is Accelerator.cuda:
+        found = catalog.find_gpu(str(config.cluster.gpu_model))
+        assert found is not None
+        gpu = found[1]
+    else:
+        gpu = cpu_figures(config.cluster.cpus_per_proc, parameters.cpu)
+        work = replace(work, fixed_s=parameters.cpu.step_us / 1e6)
+    return Job(config, work, batch_sizes(train, config.world_size).per_rank, gpu, wiring, parameters)
+
+
+def predict(config: RunConfig, catalog: Catalog, environ: Mapping[str, str] | None = None) -> Prediction:
+    """Of a run's training step. ``environ``: what NCCL will find in it."""
+    job = job_of(config, catalog)
+    if isinstance(job, str):
+        return Prediction(job)
+    environ, train, cpu = environ or {}, config.train, job.wiring.gloo
+    wiring, exchange, samples = job.held_back(environ), Exchange.of(train), job.samples_per_rank
+    rest = (train.precision, wiring, job.parameters, exchange)
+    step = ddp_step(job.work, samples, train.accumulate, job.gpu, *rest)
+    micro = samples // train.accumulate
+    ddp = variants(job.work, micro, train.optimizer, train.momentum > 0, job.gpu, *rest)[0]
     memory = None if ddp.activation_bytes is None else (ddp.state_bytes + ddp.activation_bytes) / 1e9
     return Prediction(
         step_s=step.step_s,
@@ -68,8 +85,9 @@ def predict(config: RunConfig, catalog: Catalog) -> Prediction:
         samples_per_s=samples * wiring.ranks / step.step_s,
         bottleneck=step.bottleneck,
         algorithm=step.algorithm,
-        memory_gb=memory,
-        fits=ddp.fits,
-        watts=gpu.board_power_w * wiring.ranks,
-        advice=tuple(advice(config, work, samples, gpu, wiring, parameters)),
+        memory_gb=None if cpu else memory,
+        fits=None if cpu else ddp.fits,
+        watts=job.gpu.board_power_w * wiring.ranks,
+        rough=cpu,
+        advice=tuple(advice(job, environ)),
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterrun.config.schema import Optimizer, Precision, RunConfig, TrainConfig
-from clusterrun.cost.catalog import GpuFigures, ModelParameters
+from clusterrun.config.schema import GradCompression, Optimizer, Precision, TrainConfig
+from clusterrun.cost.catalog import CpuParameters, GpuFigures, ModelParameters, PeakFigures
 from clusterrun.cost.collectives import all_gather, all_reduce, reduce_scatter
 from clusterrun.cost.wiring import Unknown, Wiring
 from clusterrun.train.builtin import CLASSES, FEATURES, check_task_args
@@ -17,6 +17,7 @@ from clusterrun.train.builtin import CLASSES, FEATURES, check_task_args
 EFFICIENCY = 0.4  # of dense peak: what well-kept training loops report; 0.3 to 0.5 is usual
 _MIB = 2**20
 _FIRST_BUCKET, _BUCKET = 1 * _MIB, 25 * _MIB  # DistributedDataParallel's defaults
+_BLOCKS = 32  # that a sharded model is gathered in, one after another: the layers of a transformer of some size
 _FP32, _HALF = 4, 2  # bytes
 
 
@@ -28,11 +29,25 @@ class Workload:
         parameters: numbers that have a gradient.
         flops_per_sample: forward and backward.
         activation_bytes_per_sample: roughly, what the backward pass keeps; None where not known.
+        fixed_s: what each step takes beside; 0 where that is not known.
     """
 
     parameters: float
     flops_per_sample: float
     activation_bytes_per_sample: float | None = None
+    fixed_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How DDP exchanges gradients: what they are cast to on the way, and MiB of a bucket (None: torch's own)."""
+
+    compression: GradCompression = GradCompression.none
+    bucket_mb: float | None = None
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> Exchange:
+        return cls(train.grad_compression, train.bucket_mb)
 
 
 @dataclass(frozen=True)
@@ -96,14 +111,38 @@ def compute_s(work: Workload, samples: float, gpu: GpuFigures, precision: Precis
     return work.flops_per_sample * samples / ((peak[precision] or gpu.peak_tflops.fp32) * 1e12 * EFFICIENCY)
 
 
-def buckets(gradient_bytes: float) -> list[float]:
-    """Sizes in the order in which they become ready: DDP's first bucket is small, so that it starts early."""
-    sizes = [min(_FIRST_BUCKET, gradient_bytes)]
-    left = gradient_bytes - sizes[0]
-    while left > 0:
-        sizes.append(min(_BUCKET, left))
-        left -= sizes[-1]
-    return sizes
+def cpu_figures(cores: int, cpu: CpuParameters) -> GpuFigures:
+    """CPU cores as something that computes. Their memory and power are not known: infinite, and 0."""
+    fp32 = cores * cpu.core_gflops / 1e3 / EFFICIENCY
+    return GpuFigures(
+        names=[],
+        link=None,
+        pcie_generation=None,
+        memory_gb=float("inf"),
+        memory_gb_per_s=cpu.memory_gb_per_s,
+        peak_tflops=PeakFigures(fp32, None, None, None),
+        achieved_bf16_tflops=None,
+        board_power_w=0.0,
+        nvls=False,
+        p2p_over_pcie=False,
+        all_reduce=[],
+        notes=[],
+        source="conf/hardware/collectives.yaml",
+    )
+
+
+def buckets(gradient_bytes: float, bucket_mb: float | None = None) -> list[tuple[float, int]]:
+    """(bytes, how many such) in the order in which they become ready. torch's own first bucket is small, so that it
+    starts early; with a size that was asked for all are alike (BucketCapacityConfig of torch 2.13)."""
+    size = _BUCKET if bucket_mb is None else bucket_mb * _MIB
+    found: list[tuple[float, int]] = []
+    if bucket_mb is None:
+        found.append((min(_FIRST_BUCKET, gradient_bytes), 1))
+        gradient_bytes -= found[0][0]
+    whole = int(gradient_bytes // size)
+    found.append((size, whole))
+    found.append((gradient_bytes - whole * size, 1))
+    return [(one, count) for one, count in found if one > 0 and count]
 
 
 def ddp_step(
@@ -114,20 +153,29 @@ def ddp_step(
     precision: Precision,
     wiring: Wiring,
     parameters: ModelParameters,
+    exchange: Exchange = Exchange(),
 ) -> StepCost:
     """A step of DistributedDataParallel: buckets are reduced one after another while the last backward pass goes on."""
     whole = compute_s(work, samples_per_rank, gpu, precision)
     backward = whole / accumulate * 2 / 3  # of the last micro-batch, the only one that communicates
+    whole += work.fixed_s
     gradient_bytes = work.parameters * _FP32  # gradients have the weights' format, whatever autocast computes in
+    packed = exchange.compression is not GradCompression.none
+    packing = 3 / (gpu.memory_gb_per_s * 1e9) if packed and wiring.ranks > 1 else 0.0  # read 4, write 2, and back
     ready, free, total = 0.0, 0.0, 0.0
-    for size in buckets(gradient_bytes):
-        ready += backward * size / gradient_bytes
-        cost = all_reduce(size, wiring, parameters)
-        free = max(free, ready) + cost.seconds
-        total += cost.seconds
+    largest, decides = 0.0, None
+    for size, count in buckets(gradient_bytes, exchange.bucket_mb):
+        cost = all_reduce(size / 2 if packed else size, wiring, parameters)
+        one, every = cost.seconds + packing * size, backward * size / gradient_bytes
+        # all of a size are ready at equal distances: either the network is never idle, or the last one decides
+        free = max(free + count * one, ready + every + count * one, ready + count * every + one)
+        ready += count * every
+        total += count * one
+        if size > largest:
+            largest, decides = size, cost
     exposed = max(0.0, free - backward)
-    largest = all_reduce(max(buckets(gradient_bytes)), wiring, parameters)
-    return StepCost(whole + exposed, whole, total, exposed, largest.bottleneck, largest.algorithm)
+    assert decides is not None
+    return StepCost(whole + exposed, whole, total, exposed, decides.bottleneck, decides.algorithm)
 
 
 @dataclass(frozen=True)
@@ -150,12 +198,13 @@ def variants(
     precision: Precision,
     wiring: Wiring,
     parameters: ModelParameters,
+    exchange: Exchange = Exchange(),
 ) -> list[Variant]:
     """DDP, FSDP (shards over all ranks) and, over several nodes, HSDP (shards in a node, copies between nodes).
 
     State per parameter: fp32 weight and gradient, and 8 bytes of Adam's, 4 of momentum's. Sharded variants gather
-    weights for forward and backward and scatter gradients, in the format of computing; a layer's communication
-    overlaps with another's compute, so what is longer decides.
+    weights for forward and backward and scatter gradients, block by block, in the format of computing; one block's
+    communication overlaps with another's compute, so what is longer decides.
     """
     moments = 8 if optimizer is Optimizer.adamw else 4 if momentum else 0
     state = work.parameters * (2 * _FP32 + moments)
@@ -166,18 +215,16 @@ def variants(
     compute = compute_s(work, samples_per_rank, gpu, precision)
 
     def sharded(name: str, group: Wiring, between: float, what: str) -> Variant:
-        gathered = all_gather(wire, group, parameters)
-        talk = 2 * gathered.seconds + reduce_scatter(wire, group, parameters).seconds + between
+        gathered = all_gather(wire / _BLOCKS, group, parameters)
+        scattered = reduce_scatter(wire / _BLOCKS, group, parameters)
+        talk = _BLOCKS * (2 * gathered.seconds + scattered.seconds + between)
         step = StepCost(
             max(compute, talk), compute, talk, max(0.0, talk - compute), what or gathered.bottleneck, "ring"
         )
         return _variant(name, step, state / group.ranks, activations, gpu)
 
-    found = [
-        _variant(
-            "DDP", ddp_step(work, samples_per_rank, 1, gpu, precision, wiring, parameters), state, activations, gpu
-        )
-    ]
+    ddp = ddp_step(work, samples_per_rank, 1, gpu, precision, wiring, parameters, exchange)
+    found = [_variant("DDP", ddp, state, activations, gpu)]
     if wiring.ranks > 1:
         found.append(sharded("FSDP", wiring, 0.0, ""))
     if wiring.nodes > 1 and wiring.per_node > 1:
@@ -185,7 +232,8 @@ def variants(
         rails = Wiring(
             wiring.nodes, 1, float("inf"), "", None, wiring.inter_gb_per_s, wiring.inter_what, wiring.network
         )  # the shards of a node together use all of its NICs
-        found.append(sharded("HSDP", node, all_reduce(wire, rails, parameters).seconds, wiring.inter_what))
+        between = all_reduce(wire / _BLOCKS, rails, parameters)
+        found.append(sharded("HSDP", node, between.seconds, wiring.inter_what))
     return found
 
 
@@ -197,41 +245,3 @@ def _variant(name: str, step: StepCost, state: float, activations: float | None,
     elif activations is not None:
         fits = state + activations <= room
     return Variant(name, step, state, activations, fits)
-
-
-@dataclass(frozen=True)
-class Advice:
-    """A change that helps: what to type, and samples per second against now (1.2: a fifth more)."""
-
-    change: str
-    speedup: float
-    note: str = ""
-
-
-def advice(
-    config: RunConfig,
-    work: Workload,
-    samples_per_rank: int,
-    gpu: GpuFigures,
-    wiring: Wiring,
-    parameters: ModelParameters,
-) -> list[Advice]:
-    """Changes whose predicted throughput is at least 3 % higher, the best first. Nothing when nothing helps."""
-    train = config.train
-
-    def rate(samples: int, accumulate: int, precision: Precision, over: Wiring) -> float:
-        return samples * over.ranks / ddp_step(work, samples, accumulate, gpu, precision, over, parameters).step_s
-
-    now = rate(samples_per_rank, train.accumulate, train.precision, wiring)
-    tried: list[Advice] = []
-    if train.precision is Precision.fp32 and gpu.peak_tflops.bf16:
-        speed = rate(samples_per_rank, train.accumulate, Precision.bf16, wiring)
-        tried.append(Advice("train.precision=bf16", speed / now))
-    more = rate(samples_per_rank * 4, train.accumulate * 4, train.precision, wiring)
-    change = f"train.accumulate={train.accumulate * 4} with 4 times the batch"
-    tried.append(Advice(change, more / now, "gradients travel a quarter as often; the learning rate may need care"))
-    if wiring.nodes > 1:
-        one = Wiring(1, wiring.per_node, wiring.intra_gb_per_s, wiring.intra_what, wiring.nvls_gb_per_s)
-        alone = rate(samples_per_rank, train.accumulate, train.precision, one)
-        tried.append(Advice("cluster.nodes=1", alone / now, f"{wiring.nodes} nodes are slower than one here"))
-    return sorted((a for a in tried if a.speedup >= 1.03), key=lambda a: -a.speedup)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clusterrun.config.schema import Accelerator, ClusterConfig, IntraNode
-from clusterrun.cost.catalog import PCIE_X16_GB_PER_S, Catalog, GpuFigures, ModelParameters
+from clusterrun.config.schema import Accelerator, ClusterConfig, Executor, InterNode, IntraNode
+from clusterrun.cost.catalog import PCIE_X16_GB_PER_S, Catalog, CpuParameters, GpuFigures, ModelParameters
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,9 @@ class Wiring:
         nvls_gb_per_s: algorithm bandwidth (size over time) when NVSwitch adds up; None without NVLS.
         inter_gb_per_s: what one node sends and, at the same time, receives; infinite with one node.
         inter_what: the network, in words.
-        network: its kind (infiniband, roce, efa, ethernet), for the latency of a hop.
+        network: its kind (infiniband, roce, efa, efa_v2, ethernet), for the latency of a hop.
+        gloo: CPUs, and Gloo's ring over TCP instead of NCCL.
+        algorithms: those that may be used (ring, tree, nvls, nvls_tree); None: NCCL chooses.
     """
 
     nodes: int
@@ -30,6 +32,8 @@ class Wiring:
     inter_gb_per_s: float = float("inf")
     inter_what: str = ""
     network: str = "infiniband"
+    gloo: bool = False
+    algorithms: tuple[str, ...] | None = None
 
     @property
     def ranks(self) -> int:
@@ -46,7 +50,7 @@ class Unknown:
 def declared(cluster: ClusterConfig, catalog: Catalog) -> Wiring | Unknown:
     """The wiring that a cluster declares, with the catalogue's figures."""
     if cluster.accelerator is not Accelerator.cuda:
-        return Unknown("the catalogue has no CPUs")
+        return _of_cpus(cluster, catalog.parameters().cpu)
     if cluster.gpu_model is None:
         return Unknown("cluster.gpu_model is not given")
     found = catalog.find_gpu(cluster.gpu_model)
@@ -63,6 +67,9 @@ def declared(cluster: ClusterConfig, catalog: Catalog) -> Wiring | Unknown:
         return Unknown(f"cluster.interconnect.inter_node={wires.inter_node.value}: no such network in the catalogue")
     ports = wires.nics_per_node or 1
     rate = ports * wires.nic_gbit_per_s / 8 * network[1].achieved_share
+    newer = (
+        wires.inter_node is InterNode.efa and (gpu.pcie_generation or 5) >= 5
+    )  # hosts of PCIe 5.0 came with its next
     return Wiring(
         nodes=cluster.nodes,
         per_node=cluster.nproc_per_node,
@@ -71,31 +78,65 @@ def declared(cluster: ClusterConfig, catalog: Catalog) -> Wiring | Unknown:
         nvls_gb_per_s=_nvls(gpu, wires.intra_node, cluster.nproc_per_node),
         inter_gb_per_s=rate,
         inter_what=f"{ports} x {wires.nic_gbit_per_s:g} Gbit/s {wires.inter_node.value} per node",
-        network=wires.inter_node.value,
+        network="efa_v2" if newer else wires.inter_node.value,
+    )
+
+
+def _of_cpus(cluster: ClusterConfig, cpu: CpuParameters) -> Wiring | Unknown:
+    """Gloo's ring. It uses one interface of a node, whatever its kind, with TCP."""
+    wires, ranks = cluster.interconnect, cluster.nodes * cluster.nproc_per_node
+    here = cluster.executor is Executor.local or (cluster.local_paths_shared and wires.nic_gbit_per_s is None)
+    if cluster.nodes == 1 or here:  # "nodes" that are one machine
+        return Wiring(1, ranks, cpu.loopback_gb_per_s, "loopback of one machine", gloo=True)
+    if wires.nic_gbit_per_s is None:
+        return Unknown("cluster.interconnect.nic_gbit_per_s is not given")
+    return Wiring(
+        nodes=cluster.nodes,
+        per_node=cluster.nproc_per_node,
+        intra_gb_per_s=cpu.loopback_gb_per_s if cluster.nproc_per_node > 1 else float("inf"),
+        intra_what="loopback of a node",
+        inter_gb_per_s=min(wires.nic_gbit_per_s / 8 * cpu.link_share, cpu.loopback_gb_per_s),
+        inter_what=f"{wires.nic_gbit_per_s:g} Gbit/s over TCP",
+        network="ethernet",
+        gloo=True,
     )
 
 
 def _in_node(
     gpu: GpuFigures, wiring: IntraNode, nvlinks: int | None, per_node: int, parameters: ModelParameters
 ) -> tuple[float, str]:
-    """Bus bandwidth of a ring inside a node, and the link that decides it."""
+    """Bus bandwidth of a ring inside a node, and the link that decides it: as published for this wiring, else a share
+    of the wires. On a switch it is the same for any number of GPUs; elsewhere only the same number counts."""
     if per_node == 1:
         return float("inf"), "one rank per node"
     link = gpu.link
-    if link is not None and wiring is IntraNode.nvlink_pairs and per_node == 2:
-        links = nvlinks or link.links
-        return links * link.gb_per_s * parameters.link_share, f"{links} NVLinks to the other GPU"
-    if link is not None and wiring not in (IntraNode.pcie, IntraNode.none, IntraNode.nvlink_pairs):
-        published = [v for k, v in gpu.all_reduce_busbw_gb_per_s.items() if k.startswith("8 GPUs") and "NVLS" not in k]
-        rate = published[0] if published else link.total_gb_per_s * parameters.link_share
-        return rate, f"{link.links} {link.kind.replace('nvlink', 'NVLink')}s per GPU"
+    mesh = wiring in (IntraNode.nvlink_mesh, IntraNode.nvlink_hybrid)
+    pair = wiring is IntraNode.nvlink_pairs and per_node == 2
+    if link is not None and (wiring is IntraNode.nvswitch or mesh or pair):
+        kind = link.kind.replace("nvlink", "NVLink")
+        links = link.links
+        if (mesh or pair) and nvlinks:  # what leads to the GPUs that take part
+            links = min(links, nvlinks * (per_node - 1))
+        what = f"{links} {kind}s to the other GPU" if pair else f"{links} {kind}s per GPU"
+        published = _published(gpu, wiring, "ring", per_node) if links == link.links else None
+        return published or links * link.gb_per_s * parameters.link_share, what
+    pcie = f"PCIe {gpu.pcie_generation or 4}.0 x16"
     wire = PCIE_X16_GB_PER_S[gpu.pcie_generation or 4]
-    return wire * parameters.pcie_share, f"PCIe {gpu.pcie_generation or 4}.0 x16"
+    crossed = IntraNode.nvlink_pairs if wiring is IntraNode.nvlink_pairs else IntraNode.pcie
+    return _published(gpu, crossed, "ring", per_node) or wire * parameters.pcie_share, pcie
+
+
+def _published(gpu: GpuFigures, wiring: IntraNode, algorithm: str, gpus: int) -> float | None:
+    """Bus bandwidth, GB/s."""
+    alike = [one for one in gpu.all_reduce if one.wiring == wiring.value and one.algorithm == algorithm]
+    if wiring is not IntraNode.nvswitch:
+        alike = [one for one in alike if one.gpus == gpus]
+    return min(alike, key=lambda one: abs(one.gpus - gpus)).busbw_gb_per_s if alike else None
 
 
 def _nvls(gpu: GpuFigures, wiring: IntraNode, per_node: int) -> float | None:
     """Size over time of an all-reduce by the switch. From five GPUs on it beats a ring (NCCL's own choice on H200)."""
     if not gpu.nvls or wiring is not IntraNode.nvswitch or per_node <= 4:
         return None
-    published = [v for k, v in gpu.all_reduce_busbw_gb_per_s.items() if "NVLS" in k]
-    return published[0] * 8 / 14 if published else None  # bus bandwidth of eight ranks is 14/8 of size over time
+    one = next((one for one in gpu.all_reduce if one.algorithm == "nvls"), None)
+    return None if one is None else one.busbw_gb_per_s * one.gpus / (2 * (one.gpus - 1))

@@ -174,7 +174,9 @@ def make_plan(
 
 
 def _prediction(config: RunConfig) -> Prediction | None:
-    return predict(config, Catalog(user_config_dirs())) if config.action is Action.train else None
+    if config.action is not Action.train:
+        return None
+    return predict(config, Catalog(user_config_dirs()), {**os.environ, **config.cluster.env})
 
 
 def _job(config: RunConfig) -> str:

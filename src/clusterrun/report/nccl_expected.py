@@ -62,11 +62,7 @@ def _with(cluster: ClusterConfig | None, table: Table, catalog: Catalog) -> Clus
     if found is None:
         return Unknown(f"{table.gpu} is not in the catalogue")
     link = found[1].link
-    if link is None:
-        intra = IntraNode.pcie
-    elif "peer" in link.joined_by:
-        intra = IntraNode.nvlink_pairs
-    else:
-        intra = IntraNode.nvswitch if "NVSwitch" in link.joined_by else IntraNode.nvlink_mesh
+    same = [one.wiring for one in found[1].all_reduce if one.gpus == table.ranks]  # of a box like it
+    intra = IntraNode((same or (link.joined_by if link else []) or ["pcie"])[0])
     wires = InterconnectConfig(intra_node=intra, inter_node=InterNode.none)
     return ClusterConfig(accelerator=Accelerator.cuda, gpu_model=table.gpu, interconnect=wires)

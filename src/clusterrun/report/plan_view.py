@@ -55,25 +55,30 @@ def _prediction(prediction: Mapping[str, Any] | None, bold: bool) -> list[str]:
         return []
     p = prediction
     step, busy, wait = (duration_text(p[key]) for key in ("step_s", "compute_s", "exposed_s"))
+    power = f" at {p['watts'] / 1000:g} kW of board power" if p["watts"] else ""
     if p["why_not"]:
         return ["", f"{_bold('predicted:', bold)} nothing, since {p['why_not']}"]
     rows = [
         ("step", f"{step}: {busy} computing, {wait} waiting for gradients"),
         ("communication", f"{100 * p['share']:.0f} % of the step (efficiency {100 * p['efficiency']:.0f} %)"),
         ("bottleneck", f"{p['bottleneck']}, {p['algorithm']}"),
-        ("throughput", f"{p['samples_per_s']:,.0f} samples/s at {p['watts'] / 1000:g} kW of board power"),
+        ("throughput", _rate(p["samples_per_s"]) + power),
     ]
     if p["memory_gb"] is not None or p["fits"] is False:
         gb = p["memory_gb"]
         size = "" if gb is None else f"{gb:.2g} GB per GPU: " if gb >= 0.01 else "under 0.01 GB per GPU: "
         rows.append(("memory", size + ("fits" if p["fits"] else "does not fit")))
     rows += [
-        ("faster", f"{a['change']}: {a['speedup']:.2g}x{'; ' + a['note'] if a['note'] else ''}") for a in p["advice"]
+        ("to fit" if a["to_fit"] else "faster", f"{a['change']}: {a['speedup']:,.3g}x; {a['note']}".rstrip("; "))
+        for a in p["advice"]
     ]
     width = max(len(name) for name, _ in rows)
-    return ["", _bold("predicted, Python and kernel starts not counted:", bold)] + [
-        f"  {name.ljust(width)}  {value}" for name, value in rows
-    ]
+    title = "predicted, roughly, as CPUs differ:" if p["rough"] else "predicted, Python and kernel starts not counted:"
+    return ["", _bold(title, bold)] + [f"  {name.ljust(width)}  {value}" for name, value in rows]
+
+
+def _rate(samples_per_s: float) -> str:
+    return f"{samples_per_s:,.0f} samples/s" if samples_per_s >= 10 else f"{samples_per_s:.2g} samples/s"
 
 
 def compare_text(found: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:

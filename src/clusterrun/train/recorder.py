@@ -37,6 +37,11 @@ class Recorder:
         if self.rank == 0:
             self.events.write("ready", step=step)
 
+    def buckets(self, step: int, sizes: list[int]) -> None:
+        """Bytes of the gradient buckets as they are now, before any compression."""
+        if self.rank == 0:
+            self.events.write("buckets", step=step, bytes=sizes)
+
     def step(self, step: int, *, show: bool, **fields: Any) -> None:
         """A logged step. ``show``: also on standard output, where hundreds of lines a second help nobody."""
         self.events.write("step", step=step, **fields)

@@ -132,6 +132,7 @@ def make_trainer(
         batch_per_rank=batch.per_rank,
         micro_batch=batch.micro,
         accumulate=config.train.accumulate,
+        grad_compression=config.train.grad_compression.value,
         train_samples=len(data.train),
         valid_samples=len(data.valid),
         parameters=sum(p.numel() for p in module.parameters()),

@@ -14,7 +14,6 @@ from signal import Signals
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from clusterrun.checkpoint.retention import Score
@@ -23,6 +22,7 @@ from clusterrun.config.schema import RunConfig
 from clusterrun.pulse import Pulse, Stage
 from clusterrun.train import sampler, snapshot
 from clusterrun.train.data import Data
+from clusterrun.train.exchange import bucket_bytes, distributed
 from clusterrun.train.mesh import Place
 from clusterrun.train.optim import learning_rate, set_learning_rate
 from clusterrun.train.polling import Poll
@@ -67,12 +67,7 @@ class Trainer:
         )
         self.position.begin_epoch_if_ended(len(self.data.train), self.batch.global_)
         device = self.place.device
-        self.model = DistributedDataParallel(
-            self.module,
-            device_ids=[device.index] if device.type == "cuda" else None,
-            process_group=self.place.mesh.get_group("dp"),
-            gradient_as_bucket_view=True,
-        )
+        self.model = distributed(self.module, self.place, train)
         self._clock = Clock(device)
         self._communication = CommunicationTimer(self.model, train.log_every_steps)
         self._pending: list[PendingStep] = []
@@ -80,6 +75,7 @@ class Trainer:
         self._rate: float | None = None
         self._score: Score | None = None
         self._save_due = False  # by the clock; the ranks agreed on it
+        self._told_buckets = False
         self._begin_window()
 
     def run(self) -> Signals | None:
@@ -286,6 +282,9 @@ class Trainer:
                 comm_time_s=pending.comm.all_s,
                 own_time_s=own_s,
             )
+        if not self._told_buckets and self._pending and (sizes := bucket_bytes(self.model)):
+            self._told_buckets = True
+            self.recorder.buckets(self._pending[-1].step, sizes)
         self._pending.clear()
         flying = self.saver.in_flight
         self._save_due = self.saver.heard(agreed.votes)

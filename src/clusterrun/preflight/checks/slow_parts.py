@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from clusterrun.config.schema import Accelerator
+from clusterrun.config.user_dirs import user_config_dirs
 from clusterrun.cost.catalog import Catalog, GpuFigures
 from clusterrun.measure.blame import outliers
 from clusterrun.measure.results import IMPORT, WAIT, DeviceResult, NodeMeasured, Stuck
@@ -91,7 +92,7 @@ def published(e: Evidence, node: str, device: DeviceResult) -> GpuFigures | None
 
 @functools.cache
 def _figures(model: str) -> GpuFigures | None:
-    found = Catalog().find_gpu(model)
+    found = Catalog(user_config_dirs()).find_gpu(model)
     return found[1] if found else None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from clusterrun.config.schema import ClusterConfig, IntraNode
+from clusterrun.config.user_dirs import user_config_dirs
 from clusterrun.cost.catalog import PCIE_X16_GB_PER_S, Catalog
 from clusterrun.cost.rings import best_ring
 from clusterrun.preflight.checks.per_gpu import (
@@ -84,7 +85,7 @@ def wiring_as_declared(e: Evidence) -> Iterator[Finding]:
 def _cost(found: Topology, declared: IntraNode, cluster: ClusterConfig) -> str:
     """What it costs: the best ring over the detected links against the declared one. Empty where that is not known."""
     model = cluster.gpu_model or found.gpus[0].model
-    catalog = Catalog()
+    catalog = Catalog(user_config_dirs())
     gpu = catalog.find_gpu(model) if model else None
     links = cluster.interconnect.nvlinks_per_pair
     if gpu is None or gpu[1].link is None or declared not in _EVERY_PAIR or links is None:
