@@ -48,8 +48,11 @@ def recovery_s(shared: Path, name: str, overrides: list[str]) -> float:
         live.fail_at(30, cut(2))
         pulled = time.time()
         while (step := first_step_after(shared, name, pulled)) is None:
+            last = live.story[-1]
+            if last.exit_code is not None:
+                raise SystemExit(f"{name}: ended without going on: {last.ending.value}: {last.message}")
             if time.time() > pulled + 300:
-                raise SystemExit(f"{name}: no step within 300 s; see {run_dir(shared, name).root}")
+                raise SystemExit(f"{name}: no step within 300 s; last attempt: {last.ending.value}: {last.message}")
             time.sleep(0.2)
         return step - pulled
     finally:

@@ -12,6 +12,7 @@ import pytest
 
 from clusterrun.errors import CommandError
 from clusterrun.launch.head_watch import head_is_lost, look, watchers
+from clusterrun.launch.srun import why_no_step
 
 WHOLE = "JobId=17 JobName=a JobState=RUNNING Requeue=1 Restarts=0 NodeList=c[1-3] BatchHost=c1 NumNodes=3"
 LOST = "JobId=17 JobName=a JobState=RUNNING Requeue=1 Restarts=0 NodeList=c[2-3] BatchHost=c1 NumNodes=2"
@@ -34,6 +35,12 @@ def test_the_last_nodes_watch_and_never_the_head() -> None:
     assert watchers(["c1", "c2"], "c1") == ["c2"]
     assert watchers(["c1", "c2"], "c2") == ["c1"]
     assert watchers(["c1"], "c1") == []
+
+
+def test_a_step_that_slurm_would_not_start_is_told_from_nodes_that_did_not_answer() -> None:
+    refused = "srun: error: Unable to create step for job 461: Invalid generic resource (gres) specification\n"
+    assert why_no_step(refused) == "Unable to create step for job 461: Invalid generic resource (gres) specification"
+    assert why_no_step("srun: error: c3: task 0: Terminated\n") is None
 
 
 class Slurm:

@@ -28,6 +28,7 @@ from clusterrun.launch.hang import Blame
 from clusterrun.launch.outcome import How, StepEnd, judge
 from clusterrun.launch.preflight_step import Preflight, run_preflight
 from clusterrun.launch.refusals import to_exclude
+from clusterrun.launch.srun import why_no_step
 from clusterrun.launch.steps import Step, StepSpec
 from clusterrun.launch.stragglers import Straggler
 from clusterrun.launch.watch import StepWatch
@@ -152,6 +153,8 @@ class Conductor:
             )
             if self._signals:
                 return Result(self._allocation.why_stopped(self._signals), "told to stop during preflight")
+            if not preflight.reports and (problem := self._no_step(attempt)):
+                return Result(Ending.not_enough_nodes, f"no step can be started here: {problem}", requeue=True)
             self._exclude(preflight)
             decision = preflight.decision
             why = "; ".join(f"{node}: {reason}" for node, reason in decision.bad.items())
@@ -186,6 +189,15 @@ class Conductor:
         nodes = [node for node in self._allocation.steps.nodes() if node not in self._lost]
         sound = [node for node in nodes if node not in self._suspects]
         return sound if len(sound) >= self._config.cluster.nodes else nodes
+
+    def _no_step(self, attempt: AttemptDir) -> str | None:
+        """Why Slurm starts no step in this allocation, though it did in an earlier one of this run: then it is not what
+        was asked for, and another allocation may do. Slurm 22.05 can lose a job's GPUs when it queues the job again in
+        the moment in which a node of the old allocation is given up ("Invalid generic resource (gres) specification").
+        """
+        if not any(before.nodes for before in self._ledger.attempts()[:-1]):
+            return None
+        return why_no_step(attempt.step_output("preflight")[1].read_text(errors="replace"))
 
     def _has_lost_nodes(self) -> bool:
         """Whether this allocation has become smaller than it was, so that a new one can do better."""

@@ -9,8 +9,6 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
-from submitit.slurm.slurm import _parse_node_list
-
 from clusterrun import network, process
 from clusterrun.config.schema import ClusterConfig
 from clusterrun.errors import CommandError
@@ -138,6 +136,8 @@ def expand_host_list(node_list: str) -> list[str]:
     try:
         return process.run(["scontrol", "show", "hostnames", node_list], timeout_s=SLURM_TIMEOUT_S).split()
     except CommandError:
+        from submitit.slurm.slurm import _parse_node_list  # seldom needed, and slow to import for the head watch
+
         return [name.strip() for name in _parse_node_list(node_list)]
 
 

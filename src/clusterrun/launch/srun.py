@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+_NO_STEP = re.compile(r"srun: error: (Unable to create step for job .*)")
 
 # How long the tasks of a step may go on after the first has ended, seconds; then srun ends them.
 LINGER_S = 60
+
+
+def why_no_step(said: str) -> str | None:
+    """Why Slurm would not start a step at all, from what srun wrote to standard error; None when it started one."""
+    found = _NO_STEP.search(said)
+    return found.group(1).strip() if found else None
 
 
 def srun_argv(nodes: Sequence[str], argv: Sequence[str], cpus_per_task: int, *, overlap: bool = False) -> list[str]:
