@@ -191,24 +191,40 @@ def main() -> None:
 
 
 def plot(some: list[Point], parameters: ModelParameters, file: Path) -> None:
+    """Left: predicted against published. Right: both over the size."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6, 6))
-    for name in sorted({name for name, *_ in some}):
-        mine = [p for p in some if p[0] == name]
-        wiring = mine[0][1]
-        label = f"{HARDWARE[name][2]}, {wiring.nodes} x {wiring.per_node}"
-        axes.loglog([p[3] for p in mine], [predicted(p[1], p[2], parameters) for p in mine], "o", ms=4, label=label)
-    ends = [1, 800]
-    axes.plot(ends, ends, color="grey", lw=1)
-    axes.set_xlabel("published bus bandwidth, GB/s")
-    axes.set_ylabel("predicted, GB/s")
-    axes.legend(fontsize=8)
+    pyplot.rcParams.update({"svg.hashsalt": "clusterrun", "svg.fonttype": "none", "font.size": 9})
+    figure, (scatter, curves) = pyplot.subplots(1, 2, figsize=(11, 5.2))
+    ends = [4.0, 900.0]
+    scatter.plot(ends, ends, color="grey", lw=1)
+    for factor in (0.85, 1.15):
+        scatter.plot(ends, [end * factor for end in ends], color="grey", lw=0.7, ls=":")
+    for number, (name, mine) in enumerate(by_table(some).items()):
+        wiring, colour = mine[0][1], f"C{number}"
+        label = f"{name}: {wiring.nodes} x {wiring.per_node} {HARDWARE[name][2]}"
+        guessed = [predicted(w, size, parameters) for _, w, size, _ in mine]
+        published, sizes = [p[3] for p in mine], [p[2] / MIB for p in mine]
+        large = [size >= 64 for size in sizes]
+        for which, marker in ((True, "o"), (False, "^")):
+            pairs = [(x, y) for x, y, is_large in zip(published, guessed, large, strict=True) if is_large is which]
+            if pairs:
+                scatter.loglog(*zip(*pairs, strict=True), marker, ms=4, color=colour)
+        curves.loglog(sizes, published, "o", ms=3.5, color=colour, label=label)
+        line = [MIB * 2 ** (power / 2) for power in range(71)]
+        line = [size for size in line if min(sizes) <= size / MIB <= max(sizes)] or [sizes[0] * MIB]
+        rates = [predicted(wiring, int(size), parameters) for size in line]
+        curves.loglog([size / MIB for size in line], rates, color=colour, lw=1)
+    scatter.set(xlabel="published bus bandwidth, GB/s", ylabel="predicted, GB/s", xlim=ends, ylim=ends)
+    scatter.set_title("circles: from 64 MiB on; triangles: 1 to 64 MiB; dotted: 15 %", fontsize=9)
+    curves.set(xlabel="size, MiB", ylabel="bus bandwidth, GB/s")
+    curves.set_title("points: published; lines: predicted", fontsize=9)
+    curves.legend(fontsize=7, loc="lower right")
     figure.tight_layout()
-    figure.savefig(file, dpi=110)
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from clusterrun.config.schema import Accelerator, ClusterConfig, InterconnectConfig, InterNode, IntraNode
-from clusterrun.nccl.findings import fallbacks, unclear, used
-from clusterrun.nccl.log import read, transport
+from clusterrun.config import frozen
+from clusterrun.config.schema import (
+    Accelerator,
+    ClusterConfig,
+    InterconnectConfig,
+    InterNode,
+    IntraNode,
+    Precision,
+    RunConfig,
+    TrainConfig,
+)
+from clusterrun.cost.catalog import Catalog
+from clusterrun.cost.prediction import predict
+from clusterrun.ledger import Ending, Ledger
+from clusterrun.nccl import findings
+from clusterrun.nccl.findings import Fallback, unclear, used
+from clusterrun.nccl.log import NcclLog, read, transport
 from clusterrun.report.nccl_used import nccl_lines
-from clusterrun.rundir import AttemptDir
+from clusterrun.rundir import AttemptDir, RunDir
+from conftest import Ended
 
 # NVIDIA/nccl#1189 (2 nodes of H20) and #1357
 GOOD = """\
@@ -36,6 +54,13 @@ CLUSTER = ClusterConfig(
     accelerator=Accelerator.cuda,
     interconnect=InterconnectConfig(IntraNode.nvswitch, 18, InterNode.infiniband, 2, 400.0),
 )
+
+# a model of 1e9 parameters on it, so that a fall-back has a price
+TRAIN = TrainConfig(task="own:Task", parameters=1e9, tokens_per_sample=1024, batch_per_rank=1, precision=Precision.bf16)
+
+
+def fallbacks(log: NcclLog, cluster: ClusterConfig) -> list[Fallback]:
+    return findings.fallbacks(log, RunConfig(cluster=cluster, train=TRAIN), Catalog())
 
 
 @pytest.mark.parametrize(
@@ -72,7 +97,13 @@ def test_sockets_where_infiniband_is_declared() -> None:
     assert log.connected == {"NET/Socket": 2}
     (found,) = fallbacks(log, CLUSTER)
     assert "TCP sockets between nodes, where infiniband is declared: Failed to open libibverbs" in str(found)
-    assert "predicted about 67 times slower" in found.cost  # 2 x 50 GB/s against 1.5
+    now = predict(RunConfig(cluster=CLUSTER, train=TRAIN), Catalog())
+    told = re.fullmatch(r"predicted: a step takes ([\d.]+) s instead of ([\d.]+) ms, (\d+) times as long", found.cost)
+    assert told
+    assert float(told[2]) == pytest.approx(now.step_s * 1e3, rel=0.01)
+    slow = float(told[1]) * 1e3
+    assert slow == pytest.approx(4e9 / 1.5e9 * 1e3, rel=0.3)  # a tree sends all gradients once over 1.5 GB/s
+    assert slow / float(told[2]) == pytest.approx(float(told[3]), rel=0.05)
     ethernet = dataclasses.replace(CLUSTER.interconnect, inter_node=InterNode.ethernet)
     assert fallbacks(log, dataclasses.replace(CLUSTER, interconnect=ethernet)) == []
 
@@ -81,7 +112,11 @@ def test_host_memory_where_nvlink_is_declared() -> None:
     log = read(["proxmox:1495819 [0] NCCL INFO Channel 00 : 0[1] -> 1[2] via SHM/direct/direct"])  # without a thread id
     (found,) = fallbacks(log, CLUSTER)
     assert "ranks 0-1 of one node went through host memory (SHM), where nvswitch is declared" in found.text
-    assert "36 times slower" in found.cost
+    assert "a step takes" in found.cost
+    unknown = findings.fallbacks(log, RunConfig(cluster=CLUSTER), Catalog())  # a script of unknown size
+    assert "an all-reduce of 64 MiB takes" in unknown[0].cost
+    nowhere = dataclasses.replace(CLUSTER, gpu_model="Voodoo 2")
+    assert fallbacks(log, nowhere)[0].cost == ""
     pcie = dataclasses.replace(CLUSTER.interconnect, intra_node=IntraNode.pcie)
     assert fallbacks(log, dataclasses.replace(CLUSTER, interconnect=pcie)) == [], "by design on such boxes"
 
@@ -100,7 +135,8 @@ def test_no_gpudirect_and_too_few_nics() -> None:
     lines = [line.replace("/GDRDMA", "").replace(" [1]mlx5_2:1/IB", "") for line in GOOD]
     texts = [str(one) for one in fallbacks(read(lines), CLUSTER)]
     assert any("no connection between nodes uses GPUDirect" in text for text in texts)
-    assert any("1 of 2 declared NICs" in text and "50%" in text for text in texts)
+    (halved,) = (text for text in texts if "1 of 2 declared NICs" in text)
+    assert re.search(r"(1\.[5-9]|2) times as long", halved), halved  # the network is most of the step here
 
 
 def test_no_nvls_on_hopper() -> None:
@@ -165,9 +201,46 @@ def test_nothing_is_not_healthy() -> None:
 def test_the_summary_of_a_run(tmp_path: Path) -> None:
     attempt = AttemptDir(tmp_path / "1", 1)
     attempt.make()
-    assert nccl_lines(attempt, CLUSTER) == []
+    config = RunConfig(cluster=CLUSTER, train=TRAIN)
+    assert nccl_lines(attempt, config) == []
     attempt.nccl_log("n1", 0, 0).write_text("\n".join(SOCKETS))
     attempt.nccl_log("n1", 1, 0).write_bytes(b"\xff\xfe")
-    lines = nccl_lines(attempt, CLUSTER)
+    lines = nccl_lines(attempt, config)
     assert lines[0].startswith("NCCL: NET/Socket x2")
     assert lines[1].startswith("NCCL: fell back: TCP sockets between nodes")
+
+
+def test_a_fall_back_shows_wherever_one_looks(tmp_path: Path, clusterrun_here: Callable[..., Ended]) -> None:
+    run = RunDir.create(tmp_path, "fell")
+    shared = dataclasses.replace(CLUSTER, shared_dir=str(tmp_path), name="dgx")
+    run.config.write_text(frozen.to_yaml(RunConfig(cluster=shared, train=TRAIN)))
+    ledger = Ledger(run.ledger)
+    number = ledger.start(reason="first start", job_id="1", saved_before=None)
+    run.attempt(number).make()
+    run.attempt(number).nccl_log("n1", 0, 0).write_text("\n".join(SOCKETS))
+    ledger.end(number, Ending.done, saved_after=None, exit_code=0, message="")
+    said = "fell back: TCP sockets between nodes, where infiniband is declared"
+    for verb in (("status", "fell"), ("logs", "fell", "--errors"), ("logs", "fell"), ("report", "fell")):
+        ended = clusterrun_here(*verb, "--shared-dir", str(tmp_path))
+        assert ended.code == 0, ended.stderr
+        assert said in ended.stdout, verb
+        assert "times as long" in ended.stdout, verb
+    page = tmp_path / "page.html"
+    clusterrun_here("report", "fell", "--shared-dir", str(tmp_path), "--html", str(page))
+    assert "NCCL fell back" in page.read_text()
+    value = json.loads(clusterrun_here("report", "fell", "--shared-dir", str(tmp_path), "--json").stdout)
+    assert any(said in line for line in value["nccl"])
+
+
+CORPUS = Path(__file__).parents[1] / "corpus" / "nccl_tests"
+
+
+def test_logs_of_the_corpus_hold_no_fall_back_that_is_none() -> None:
+    """Lines of NCCL in published tables, none of which names a transport: nothing is concluded from them."""
+    with_lines = 0
+    for file in CORPUS.glob("*.txt"):
+        log = read(file.read_text(errors="replace").splitlines())
+        with_lines += bool(log.lines)
+        if not log.connected:
+            assert [str(one) for one in fallbacks(log, CLUSTER) if "GPUDirect" in one.text or "ranks" in one.text] == []
+    assert with_lines

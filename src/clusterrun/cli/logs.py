@@ -40,6 +40,12 @@ def main(argv: list[str]) -> int:
         return _print_whole(logs.log_files(run.attempt(attempt.number), options.rank, options.node))
     errors = logs.errors_of(run, attempt)
     print(_headline(run, attempt))
+    from clusterrun.config import frozen
+    from clusterrun.report.nccl_used import FELL_BACK, nccl_lines
+
+    said = nccl_lines(run.attempt(attempt.number), frozen.load(run.config))
+    for line in said if options.errors else [line for line in said if line.startswith(FELL_BACK)]:
+        print(line)
     if errors:
         for error in errors if options.errors else errors[:1]:
             _print_error(error)

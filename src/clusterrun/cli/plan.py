@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterrun.cli.common import is_sweep, over_configs, verb_parser
 from clusterrun.errors import ConfigError
@@ -26,6 +26,11 @@ def main(argv: list[str]) -> int:
         action="store_true",
         help="predictions side by side: --compare cluster=a100_pcie,a100_nvswitch",
     )
+    parser.add_argument(
+        "--topology",
+        metavar="FILE",
+        help="what nvidia-smi topo -m printed on a node: advice also on which GPUs and NICs to use",
+    )
     options, overrides = parser.parse_known_args(argv)
     if options.compare:
         return _compare(overrides, as_json=options.json)
@@ -39,11 +44,30 @@ def main(argv: list[str]) -> int:
         from clusterrun.report.plan_view import plan_text
 
         plan = plan_next(config).as_json()
+        if options.topology:
+            _add_placing(plan, config, options.topology)
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         print(json.dumps(plan, indent=1) if options.json else plan_text(plan, bold=bold))
         return 0
 
     return over_configs(overrides, show)
+
+
+def _add_placing(plan: dict[str, Any], config: RunConfig, file: str) -> None:
+    """Advice that needs to know how a node is wired, GPU by GPU."""
+    from dataclasses import asdict
+
+    from clusterrun.config.user_dirs import user_config_dirs
+    from clusterrun.cost.catalog import Catalog
+    from clusterrun.nccl.placing import placing
+    from clusterrun.topology.command import load
+
+    found = placing(load(file)[0], config, Catalog(user_config_dirs()), {**os.environ, **config.cluster.env})
+    prediction = plan["prediction"]
+    if prediction is None or prediction["why_not"]:
+        raise ConfigError(f"plan --topology {file}: nothing can be predicted, so there is no advice either")
+    both = [*prediction["advice"], *map(asdict, found)]
+    prediction["advice"] = sorted(both, key=lambda a: (not a["to_fit"], -a["speedup"]))
 
 
 def _compare(overrides: list[str], *, as_json: bool) -> int:

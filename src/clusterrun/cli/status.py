@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from clusterrun.operate.status import RunStatus
+    from clusterrun.rundir import RunDir
 
     Look = Callable[[], tuple[list[RunStatus], list[str]]]
 
@@ -60,8 +61,10 @@ def _look(names: list[str], shared: Path, everything: bool) -> tuple[list[RunSta
     from clusterrun.operate.status import counts, status_of, with_goodput
 
     if names:
-        rows = with_goodput(status_of(find_runs(names, shared)))
-        return rows, [", ".join(f"{n} {state}" for state, n in counts(rows).items())] if len(rows) > 1 else []
+        found = find_runs(names, shared)
+        rows = with_goodput(status_of(found))
+        notes = [", ".join(f"{n} {state}" for state, n in counts(rows).items())] if len(rows) > 1 else []
+        return rows, notes + _fell_back([one.run for one in found])
     rows = status_of(all_runs(shared))
     if not rows:
         return [], [f"no runs in {shared}"]
@@ -72,6 +75,15 @@ def _look(names: list[str], shared: Path, everything: bool) -> tuple[list[RunSta
     if left_out:
         notes.append(f"{left_out} older runs are not shown: clusterrun status --all")
     return with_goodput(shown), notes
+
+
+def _fell_back(runs: list[RunDir]) -> list[str]:
+    """What NCCL's logs say that is slower than declared, of the few runs that somebody asked for by name."""
+    if len(runs) > _RECENT:
+        return []
+    from clusterrun.report.nccl_used import FELL_BACK, last_nccl_lines
+
+    return [f"{run.id}: {line}" for run in runs for line in last_nccl_lines(run) if line.startswith(FELL_BACK)]
 
 
 def _newest_first(rows: list[RunStatus]) -> list[RunStatus]:

@@ -9,8 +9,9 @@ from clusterrun.config.batch import batch_sizes
 from clusterrun.config.schema import Accelerator, RunConfig
 from clusterrun.cost.advice import Advice, Job, advice
 from clusterrun.cost.catalog import Catalog
+from clusterrun.cost.collectives import all_reduce
 from clusterrun.cost.step import Exchange, cpu_figures, ddp_step, variants, workload
-from clusterrun.cost.wiring import Unknown, declared
+from clusterrun.cost.wiring import Unknown, Wiring, declared
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,25 @@ def job_of(config: RunConfig, catalog: Catalog) -> Job | str:
         gpu = cpu_figures(config.cluster.cpus_per_proc, parameters.cpu)
         work = replace(work, fixed_s=parameters.cpu.step_us / 1e6)
     return Job(config, work, batch_sizes(train, config.world_size).per_rank, gpu, wiring, parameters)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What another wiring does to a job: seconds of ``what``, a step where the job is known, else an all-reduce."""
+
+    what: str
+    before_s: float
+    after_s: float
+
+
+def compare(config: RunConfig, catalog: Catalog, before: Wiring, after: Wiring) -> Effect:
+    job = job_of(config, catalog)
+    if isinstance(job, str):
+        parameters = catalog.parameters()
+        one, other = (all_reduce(1 << 26, wiring, parameters).seconds for wiring in (before, after))
+        return Effect("an all-reduce of 64 MiB", one, other)
+    samples = job.samples_per_rank
+    return Effect("a step", *(samples * wiring.ranks / job.rate(wiring) for wiring in (before, after)))
 
 
 def predict(config: RunConfig, catalog: Catalog, environ: Mapping[str, str] | None = None) -> Prediction:

@@ -1,7 +1,7 @@
 """What NCCL really used, held against the declared wiring: silent fall-backs become findings.
 
-Costs are ratios of the rates that ``cluster.interconnect`` and NCCL's own bandwidth constants give (topo.h of 2.30:
-NVLink 20 GB/s per link; 10 between sockets, taken here for host memory too); an order of magnitude, not a measurement.
+What each costs is predicted by the cost model for the run's own cluster and training step: the step on the declared
+wiring, and on what is left of it (``cost/degraded.py``).
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clusterrun.config.schema import Accelerator, ClusterConfig, InterNode, IntraNode
+from clusterrun.config.schema import Accelerator, ClusterConfig, InterNode, IntraNode, RunConfig
+from clusterrun.cost import degraded
+from clusterrun.cost.catalog import Catalog
+from clusterrun.cost.degraded import Change
+from clusterrun.cost.prediction import compare
+from clusterrun.cost.wiring import Unknown, declared
 from clusterrun.nccl.harm import RDMA, has_nvls
 from clusterrun.nccl.log import NcclLog
 
-_NVLINK_GB_S, _HOST_GB_S, _SOCKET_GB_S = 20.0, 10.0, 1.5  # per link; through host memory; one TCP stream set
 _ALL_NVLINK = (IntraNode.nvswitch, IntraNode.nvlink_mesh)
 
 
@@ -47,11 +51,30 @@ def used(log: NcclLog) -> str:
     return ", ".join(parts + ([f"algorithms {', '.join(sorted(chosen))}"] if chosen else [])) or "no transport named"
 
 
-def fallbacks(log: NcclLog, cluster: ClusterConfig) -> list[Fallback]:
+def fallbacks(log: NcclLog, config: RunConfig, catalog: Catalog) -> list[Fallback]:
     """What is slower than declared. Empty also when the log says nothing: see ``unclear``."""
+    cluster = config.cluster
     if cluster.accelerator is not Accelerator.cuda:
         return []
-    return [*_in_node(log, cluster), *_between(log, cluster)]
+    return [
+        Fallback(text, _cost(config, catalog, change), advice)
+        for text, change, advice in (*_in_node(log, cluster), *_between(log, cluster))
+    ]
+
+
+def _cost(config: RunConfig, catalog: Catalog, change: Change) -> str:
+    """In words; "" where the cluster or its hardware is not known."""
+    wiring = declared(config.cluster, catalog)
+    if isinstance(wiring, Unknown):
+        return ""
+    effect = compare(config, catalog, wiring, change(wiring, catalog.parameters()))
+    times = effect.after_s / effect.before_s
+    if times < 1.03:
+        return f"predicted to cost {effect.what} of this job nothing"
+    return (
+        f"predicted: {effect.what} takes {_time(effect.after_s)} instead of {_time(effect.before_s)}, "
+        f"{f'{times:,.0f}' if times >= 10 else f'{times:.2g}'} times as long"
+    )
 
 
 def unclear(log: NcclLog) -> str:
@@ -61,8 +84,16 @@ def unclear(log: NcclLog) -> str:
     return "" if log.connected or log.finished else "the log ends before transports were chosen"
 
 
-def _in_node(log: NcclLog, cluster: ClusterConfig) -> list[Fallback]:
-    wiring, found = cluster.interconnect, []
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+Found = tuple[str, Change, str]  # what is not as declared, what that makes of the wiring, advice
+
+
+def _in_node(log: NcclLog, cluster: ClusterConfig) -> list[Found]:
+    wiring = cluster.interconnect
+    found: list[Found] = []
     shared = [pair for pair, kinds in log.pairs.items() if "SHM" in kinds]
     network = [
         pair
@@ -72,40 +103,40 @@ def _in_node(log: NcclLog, cluster: ClusterConfig) -> list[Fallback]:
     partly = wiring.intra_node in (IntraNode.nvlink_pairs, IntraNode.nvlink_hybrid)
     if wiring.intra_node in _ALL_NVLINK or (partly and not any(k.startswith("P2P") for k in log.connected)):
         advice = "NCCL_P2P_DISABLE, peer-to-peer (nvidia-smi topo -p2p r), fabric manager, IPC in the container?"
-        links = wiring.nvlinks_per_pair or 0
-        for pairs, how, rate in ((shared, "host memory (SHM)", _HOST_GB_S), (network, "the network", _SOCKET_GB_S)):
+        for pairs, how, change in (
+            (shared, "host memory (SHM)", degraded.host_memory),
+            (network, "the network", degraded.sockets_in_node),
+        ):
             if pairs:
                 text = f"{_pairs(pairs)} of one node went through {how}, where {wiring.intra_node.value} is declared"
-                found.append(Fallback(text, _times(links * _NVLINK_GB_S, rate), advice))
+                found.append((text, change, advice))
     if wiring.intra_node is IntraNode.nvswitch and has_nvls(cluster.gpu_model) and log.nvls is False:
-        cost = "predicted all-reduce in a node about 0.77 of what it could be (365 of 475 GB/s on 8 H100)"
-        found.append(Fallback("NVLS is not available", cost, "fabric manager, and a driver with multicast"))
+        advice = "fabric manager, and a driver with multicast"
+        found.append(("NVLS is not available", degraded.without_nvls, advice))
     return found
 
 
-def _between(log: NcclLog, cluster: ClusterConfig) -> list[Fallback]:
+def _between(log: NcclLog, cluster: ClusterConfig) -> list[Found]:
     wiring = cluster.interconnect
     if cluster.nodes == 1:
         return []
-    rate = (wiring.nic_gbit_per_s or 0.0) / 8 * (wiring.nics_per_node or 1)
     sockets = log.connected["NET/Socket"] or (not log.connected and "Socket" in log.networks)
     if sockets and wiring.inter_node in (*RDMA, InterNode.efa):
         why = f": {log.no_ib}" if log.no_ib else ""
         text = f"TCP sockets between nodes, where {wiring.inter_node.value} is declared{why}"
         advice = "NCCL_IB_DISABLE, libibverbs or the network plugin in the container, NCCL_IB_HCA?"
-        return [Fallback(text, _times(rate, _SOCKET_GB_S), advice)]
+        return [(text, degraded.sockets, advice)]
     if wiring.inter_node not in RDMA:
         return []
-    found = []
+    found: list[Found] = []
     if log.staged and not log.gpudirect and log.connected["NET/IB"]:
         advice = "load nvidia_peermem or use a driver with dma-buf; NCCL_NET_GDR_LEVEL"
-        found.append(
-            Fallback("no connection between nodes uses GPUDirect RDMA: copied through host memory", "", advice)
-        )
+        text = "no connection between nodes uses GPUDirect RDMA: copied through host memory"
+        found.append((text, degraded.staged, advice))
     if wiring.nics_per_node and log.nics and len(log.nics) < wiring.nics_per_node:
         text = f"{len(log.nics)} of {wiring.nics_per_node} declared NICs used ({', '.join(log.nics)})"
-        cost = f"predicted bandwidth between nodes {len(log.nics) / wiring.nics_per_node:.0%} of the declared"
-        found.append(Fallback(text, cost, "see nic_state in preflight, and NCCL_IB_HCA"))
+        change = degraded.fewer_nics(len(log.nics), wiring.nics_per_node)
+        found.append((text, change, "see nic_state in preflight, and NCCL_IB_HCA"))
     return found
 
 
@@ -113,7 +144,3 @@ def _pairs(pairs: Sequence[tuple[int, int]]) -> str:
     shown = ", ".join(f"{one}-{other}" for one, other in sorted(pairs)[:4])
     more = f" and {len(pairs) - 4} more" if len(pairs) > 4 else ""
     return f"ranks {shown}{more}"
-
-
-def _times(declared: float, real: float) -> str:
-    return f"predicted about {declared / real:.0f} times slower" if declared > real else ""

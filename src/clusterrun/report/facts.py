@@ -43,6 +43,7 @@ class RunFacts:
     events: Sequence[Mapping[str, Any]]
     preflight: Sequence[NodeResult]
     topologies: Mapping[str, Topology]
+    interfaces: Mapping[str, tuple[str, int | None]]  # by node: the one to the other nodes, and its Mbit/s
 
     @cached_property
     def account(self) -> Account:
@@ -110,6 +111,15 @@ class RunFacts:
         return self._share("comm_time_s") if self.start.get("world_size", 2) > 1 else None
 
     @property
+    def waiting(self) -> float | None:
+        """Share of a step in which rank 0 waited for gradients: communication that computing did not hide, 0 to 1."""
+        if self.start.get("world_size", 2) < 2:
+            return None
+        timed = [e for e in self.steady if e.get("own_time_s") is not None]
+        whole = sum(e["step_time_s"] for e in timed)
+        return 1 - sum(e["own_time_s"] for e in timed) / whole if timed and whole else None
+
+    @property
     def data_wait(self) -> float | None:
         """Share of a step spent on getting the batch, 0 to 1."""
         return self._share("data_time_s")
@@ -135,32 +145,43 @@ def read_facts(run: RunDir) -> RunFacts:
         plan = {}
     preflight: list[NodeResult] = []
     topologies: dict[str, Topology] = {}
+    interfaces: dict[str, tuple[str, int | None]] = {}
     for attempt in reversed(attempts):
         directory = run.attempt(attempt.number)
         preflight = read_results(directory)
         if preflight:
-            topologies = _topologies(directory.preflight)
+            topologies, interfaces = _detected(directory.preflight)
             break
-    return RunFacts(run, frozen.load(run.config), plan, attempts, EventTail(run).new(), preflight, topologies)
+    return RunFacts(
+        run, frozen.load(run.config), plan, attempts, EventTail(run).new(), preflight, topologies, interfaces
+    )
 
 
-def _topologies(directory: Path) -> dict[str, Topology]:
-    found = {}
+def _detected(directory: Path) -> tuple[dict[str, Topology], dict[str, tuple[str, int | None]]]:
+    found, interfaces = {}, {}
     for path in sorted(directory.glob("*.json")):
         value = json.loads(path.read_text()).get("report")
         report = NodeReport.from_json(value) if value else None
         if report is not None and report.gpus is not None and report.gpus.wiring is not None:
             found[path.stem] = report.gpus.wiring
-    return found
+        if report is not None and report.host_facts is not None and report.host_facts.interface:
+            interfaces[path.stem] = report.host_facts.interface, report.host_facts.speed_mbit_s
+    return found, interfaces
 
 
 def busbw(run: RunDir, config: RunConfig) -> float | None:
-    """Bytes per second of the largest all-reduce over all ranks, where that was measured.
+    """Bytes per second of the largest all-reduce over all ranks, where that was measured."""
+    row = measured_all_reduce(run, config, groups.ALL)
+    return row.busbw if row else None
 
-    By the run itself, or by the newest ``clusterrun bench`` of the same cluster, nodes and workers in the same
+
+def measured_all_reduce(run: RunDir, config: RunConfig, phase: str) -> Row | None:
+    """The largest all-reduce over the groups of a phase (``groups``), the slowest group's, where that was measured:
+
+    by the run itself, or by the newest ``clusterrun bench`` of the same cluster, nodes and workers in the same
     shared directory. None: nobody measured it.
     """
-    own = _largest_all_reduce(run)
+    own = _largest_all_reduce(run, phase)
     if own is not None:
         return own
     wanted = (config.cluster.name, config.cluster.nodes, config.cluster.nproc_per_node)
@@ -170,13 +191,13 @@ def busbw(run: RunDir, config: RunConfig) -> float | None:
     for path in reversed(benches):
         other = frozen.load(path).cluster
         if (other.name, other.nodes, other.nproc_per_node) == wanted:
-            found = _largest_all_reduce(RunDir(path.parent))
+            found = _largest_all_reduce(RunDir(path.parent), phase)
             if found is not None:
                 return found
     return None
 
 
-def _largest_all_reduce(run: RunDir) -> float | None:
+def _largest_all_reduce(run: RunDir, phase: str) -> Row | None:
     rows = [
         Row.from_json(record)
         for attempt in run.all_attempts()
@@ -184,8 +205,8 @@ def _largest_all_reduce(run: RunDir) -> float | None:
         for record in read_json_lines(path)
         if record.get("kind") == MEASURED
     ]
-    over_all = [row for row in rows if row.phase == groups.ALL and row.collective == "all_reduce"]
-    return max(over_all, key=lambda row: row.bytes).busbw if over_all else None
+    fit = [row for row in rows if row.phase == phase and row.collective == "all_reduce"]
+    return max(fit, key=lambda row: (row.bytes, row.seconds)) if fit else None
 
 
 def predicted(f: RunFacts) -> str:

@@ -160,7 +160,7 @@ def nccl_summary(run: RunDir, f: Followed) -> list[str]:
     from clusterrun.config import frozen
     from clusterrun.report.nccl_used import nccl_lines
 
-    return [f"  {line}" for line in nccl_lines(written[-1], frozen.load(run.config).cluster)]
+    return [f"  {line}" for line in nccl_lines(written[-1], frozen.load(run.config))]
 
 
 def _phase(current: Attempt | None, state: str, reason: str, p: RunProgress) -> str:

@@ -14,11 +14,13 @@ from clusterrun.config.overrides import as_overrides, gives_again
 from clusterrun.config.schema import Executor
 from clusterrun.ledger import Ending
 from clusterrun.report import svg
-from clusterrun.report.facts import RunFacts, busbw, predicted
+from clusterrun.report.facts import RunFacts, predicted
 from clusterrun.report.follow import clock
 from clusterrun.report.html_page import badge, block, facts, folded, page, section, table, tiles
 from clusterrun.report.html_wiring import wiring_html
+from clusterrun.report.nccl_used import FELL_BACK, last_nccl_lines
 from clusterrun.report.preflight_view import NodeResult
+from clusterrun.report.side_by_side import COLUMNS, side_by_side
 from clusterrun.report.svg import Bar, Mark, Part, Series, bar_chart, both, line_chart, thinned
 
 # Cause -> (colour of the palette, words).
@@ -49,7 +51,8 @@ def run_page(f: RunFacts) -> str:
         _curves(f),
         _breakdown(f),
         _time(f),
-        section("Wiring", wiring_html(c.cluster, f.topologies), _measured(f)),
+        _side_by_side(f),
+        section("Wiring", wiring_html(c.cluster, f.topologies)),
         _preflight(f.preflight),
         _about(f),
         _repeat(f),
@@ -91,6 +94,8 @@ def _problems(f: RunFacts) -> str:
         items.append(f"<p>{badge('attempt ' + str(last.number), 'bad')} {escape(last.message)}</p>")
     notices = [(a.number, n) for a in f.attempts for n in a.notices][-10:]
     items += [f"<p>{badge(n.kind, 'warn')} attempt {number}: {escape(n.message)}</p>" for number, n in notices]
+    fell = [line.removeprefix(FELL_BACK).strip() for line in last_nccl_lines(f.run) if line.startswith(FELL_BACK)]
+    items += [f"<p>{badge('NCCL fell back', 'warn')} {escape(text)}</p>" for text in fell]
     warned = Counter(e["message"] for e in f.of_kind("warning"))
     items += [f"<p>{badge('warning', 'warn')} {escape(text)}</p>" for text in list(warned)[-5:]]
     return section("To know", *items)
@@ -220,9 +225,18 @@ def _time(f: RunFacts) -> str:
     )
 
 
-def _measured(f: RunFacts) -> str:
-    rate = busbw(f.run, f.config)
-    return "" if rate is None else f"<p>Measured: all-reduce over all ranks at {rate / 1e9:.3g} GB/s (busbw).</p>"
+def _side_by_side(f: RunFacts) -> str:
+    rows = [tuple(escape(cell) for cell in line.cells()) for line in side_by_side(f)]
+    if not rows:
+        return ""
+    used = [f"<p>{escape(line)}</p>" for line in last_nccl_lines(f.run) if not line.startswith(FELL_BACK)]
+    return section(
+        "Declared, detected, predicted, measured",
+        table(COLUMNS, rows, label="declared, detected, predicted, measured"),
+        *used,
+        hint="Bandwidth is bus bandwidth of an all-reduce of the size in brackets; measured by clusterrun bench on the "
+        "same cluster, nodes and workers, newest first.",
+    )
 
 
 def _preflight(results: Sequence[NodeResult]) -> str:

@@ -80,6 +80,12 @@ def wiring_html(cluster: ClusterConfig, detected: Mapping[str, Topology]) -> str
 
 
 def _declared_text(cluster: ClusterConfig) -> str:
+    inside, outside = inside_text(cluster), outside_text(cluster)
+    return f"{inside} in a node" + (f", {outside} between nodes" if outside else "")
+
+
+def inside_text(cluster: ClusterConfig) -> str:
+    """The declared wiring in a node."""
     wiring = cluster.interconnect
     inside = {
         IntraNode.none: "no GPU links",
@@ -91,11 +97,17 @@ def _declared_text(cluster: ClusterConfig) -> str:
     }[wiring.intra_node]
     if wiring.nvlinks_per_pair and wiring.intra_node not in (IntraNode.none, IntraNode.pcie):
         inside += f" (NV{wiring.nvlinks_per_pair})"
+    return inside
+
+
+def outside_text(cluster: ClusterConfig) -> str:
+    """The declared network between nodes, "" without one."""
+    wiring = cluster.interconnect
     if wiring.inter_node is InterNode.none:
-        return f"{inside} in a node"
+        return ""
     nics = f"{wiring.nics_per_node} x " if wiring.nics_per_node else ""
     rate = f"{wiring.nic_gbit_per_s:g} Gbit/s " if wiring.nic_gbit_per_s else ""
-    return f"{inside} in a node, {nics}{rate}{wiring.inter_node.value} between nodes"
+    return f"{nics}{rate}{wiring.inter_node.value}"
 
 
 def _figure(caption: str, picture: str) -> str:

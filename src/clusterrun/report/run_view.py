@@ -11,6 +11,8 @@ from rich.text import Text
 
 from clusterrun.report.facts import RunFacts, busbw, predicted
 from clusterrun.report.follow import clock
+from clusterrun.report.nccl_used import last_nccl_lines
+from clusterrun.report.side_by_side import COLUMNS, side_by_side
 from clusterrun.report.wide import print_wide
 
 
@@ -34,6 +36,9 @@ def as_json(f: RunFacts) -> dict[str, Any]:
         "prediction": f.plan.get("prediction"),
         "data_wait": f.data_wait,
         "busbw": bandwidth,
+        "waiting": f.waiting,
+        "side_by_side": [dataclasses.asdict(line) for line in side_by_side(f)],
+        "nccl": last_nccl_lines(f.run),
         "goodput_percent": f.account.goodput_percent,
         "seconds_by_cause": f.account.by_cause(),
         "attempts": [
@@ -80,6 +85,15 @@ def show(f: RunFacts, console: Console) -> None:
     width = max(len(name) for name, _ in lines)
     for name, text in lines:
         console.print(Text(name.ljust(width), style="bold"), Text(text), soft_wrap=True)
+    four = Table(box=None, pad_edge=False, header_style="bold")
+    for name in COLUMNS:
+        four.add_column(name)
+    for line in value["side_by_side"]:
+        four.add_row(*map(Text, line.values()))
+    if four.row_count:
+        print_wide(console, four)
+    for said in value["nccl"]:
+        console.print(said, markup=False, soft_wrap=True)
     if not f.attempts:
         return
     causes = [cause for cause, seconds in f.account.by_cause().items() if seconds > 0]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from clusterrun.config.schema import ClusterConfig, IntraNode
 from clusterrun.config.user_dirs import user_config_dirs
-from clusterrun.cost.catalog import PCIE_X16_GB_PER_S, Catalog
+from clusterrun.cost.catalog import Catalog
 from clusterrun.cost.rings import best_ring
+from clusterrun.nccl.placing import link_rate
 from clusterrun.preflight.checks.per_gpu import (
     FAIL,
     PASS,
@@ -90,20 +91,9 @@ def _cost(found: Topology, declared: IntraNode, cluster: ClusterConfig) -> str:
     links = cluster.interconnect.nvlinks_per_pair
     if gpu is None or gpu[1].link is None or declared not in _EVERY_PAIR or links is None:
         return ""
-    parameters, per_link = catalog.parameters(), gpu[1].link.gb_per_s
-    pcie = PCIE_X16_GB_PER_S.get(gpu[1].pcie_generation or 0, 0.0) * parameters.pcie_share
-
-    def rate(link: Link | None) -> float:
-        if link is None:
-            return 0.0
-        if link.is_nvlink:
-            return link.nvlinks * per_link * parameters.link_share
-        return (
-            pcie / 2 if link.kind is LinkKind.SYS else pcie
-        )  # between sockets about half (wiring reference, section 3)
-
-    now = best_ring([[rate(link) for link in row] for row in found.links])
-    wanted = links * per_link * parameters.link_share
+    parameters, figures = catalog.parameters(), gpu[1]
+    now = best_ring([[link_rate(link, figures, parameters) for link in row] for row in found.links])
+    wanted = link_rate(Link(LinkKind.NVLINK, links), figures, parameters)
     if not now:
         return ""
     if now >= wanted:
