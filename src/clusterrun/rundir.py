@@ -15,6 +15,7 @@
       sweep.yaml                                the points: run id and overrides of each
       <run id>/                                 a run directory as above, one per point
       submitit/  submissions/<job id>.sh        of its arrays; each run links to its part
+      code/  code-2/                            as of a run, once for all points; each links to its own
 
 Directories are made with mode 0700: a run holds logs, code and weights of one user.
 """
@@ -23,7 +24,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from clusterrun.errors import RunError
 
 RUNS = "runs"
 SWEEPS = "sweeps"
+_CODE = re.compile(r"code(-\d+)?")
 
 
 def default_shared_dir() -> Path:
@@ -48,23 +51,55 @@ def make_private(path: Path) -> Path:
 
 def write_durably(path: Path, text: str) -> None:
     """Write a small file so that readers see the old or the new text, never a part, also after a crash."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    write_all_durably([(path, text)])
+
+
+def write_all_durably(files: Sequence[tuple[Path, str]]) -> None:
+    """Many files in this way. The disk is asked for all of them before any gets its name, which it does at once."""
+    for written in _written([(_beside(path), path, text) for path, text in files], sync=True):
+        sync_directory(written.parent)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """As ``write_durably``, but for a crash of the server: for what can be written again, of which there is much."""
+    _written([(_beside(path), path, text)], sync=False)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _written(files: Sequence[tuple[Path, Path, str]], sync: bool) -> list[Path]:
+    """Each text under its temporary name, then each under its own."""
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        try:
-            os.replace(temporary, path)
-        except FileNotFoundError:
-            # NFS can repeat a rename that succeeded, and report the repetition's failure.
-            if path.read_text(encoding="utf-8") != text:
-                raise
+        for temporary, _, text in files:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as out:
+                out.write(text)
+                if sync:
+                    out.flush()
+                    os.fsync(out.fileno())
+        for temporary, path, text in files:
+            try:
+                os.replace(temporary, path)
+            except FileNotFoundError:
+                # NFS can repeat a rename that succeeded, and report the repetition's failure.
+                if path.read_text(encoding="utf-8") != text:
+                    raise
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        for temporary, _, _ in files:
+            temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    return [path for _, path, _ in files]
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file is there, and not what a crash of the server makes of one: empty, or with zeros for text."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    return bool(content) and b"\0" not in content
 
 
 def sync_directory(path: Path) -> None:
@@ -312,6 +347,15 @@ class SweepDir:
     @property
     def submissions(self) -> Path:
         return self.root / "submissions"
+
+    def codes(self) -> list[CodeDir]:
+        """Which code its points were submitted with; several when it changed between submissions."""
+        return [CodeDir(path) for path in sorted(self.root.glob("code*")) if _CODE.fullmatch(path.name)]
+
+    def new_code(self) -> CodeDir:
+        """The next of them, which is not there yet."""
+        number = len(self.codes()) + 1
+        return CodeDir(self.root / ("code" if number == 1 else f"code-{number}"))
 
     def run(self, run_id: str) -> RunDir:
         return RunDir(self.root / run_id)

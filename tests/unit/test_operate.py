@@ -165,9 +165,9 @@ def test_commit_and_diff_are_recorded_and_a_snapshot_is_what_trains(repository: 
     assert about["untracked"] == ["new.py"]
     assert "+two" in run.code.diff.read_text()
     code.check_snapshot(config)
-    with code.trained_from(config, run) as inside:
+    with code.inside(run.code):
         assert Path.cwd() == run.code.tree
-        assert inside.train.script == str(run.code.tree / "a.py")
+        assert code.from_copy(config, run.code).train.script == str(run.code.tree / "a.py")
         assert str(run.code.tree) in os.environ["PYTHONPATH"]
     assert Path.cwd() == repository
     (repository / "a.py").write_text("three\n")

@@ -93,7 +93,7 @@ def _with_the_real_one(loader: type) -> Callable[..., object]:
         (["seed=1,two"], "seed=two: must be a whole number"),
         (["cluster=laptop,nowhere"], "cluster=nowhere: no such config"),
         (["seed=interval(0,1)"], "does not support"),
-        (["hydra/sweeper=optuna"], "hydra/sweeper=optuna: no such config"),
+        (["hydra/sweeper=nowhere"], "hydra/sweeper=nowhere: no such config"),
         (["hydra.sweeper._target_=nope.Sweeper"], "hydra.sweeper: Invalid plugin 'nope.Sweeper'"),
         (["train=glob(x*)"], "no point"),
     ],

@@ -26,7 +26,25 @@ _Dumper.add_representer(str, OmegaConfDumper.str_representer)
 
 def to_yaml(config: RunConfig) -> str:
     """The whole configuration as YAML; ``load`` gives an equal value back."""
-    return str(yaml.dump(_literal(to_dict(config)), Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+    return Writer().to_yaml(config)
+
+
+class Writer:
+    """Writes many configurations that have much in common, as those of a sweep: equal sections are rendered once."""
+
+    def __init__(self) -> None:
+        self._sections: dict[str, str] = {}
+
+    def to_yaml(self, config: RunConfig) -> str:
+        """As the function of this name."""
+        return "".join(self._section({key: value}) for key, value in to_dict(config).items())
+
+    def _section(self, section: dict[str, Any]) -> str:
+        known = repr(section)
+        if known not in self._sections:
+            text = yaml.dump(_literal(section), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+            self._sections[known] = str(text)
+        return self._sections[known]
 
 
 def load(path: Path) -> RunConfig:
@@ -45,7 +63,7 @@ def load(path: Path) -> RunConfig:
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Plain values, enums by name."""
-    plain: dict[str, Any] = _plain(dataclasses.asdict(config))
+    plain: dict[str, Any] = _plain(config)
     return plain
 
 
@@ -59,6 +77,8 @@ def _literal(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {name: _plain(item) for name, item in vars(value).items()}
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):

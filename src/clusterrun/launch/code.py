@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterrun import process
 from clusterrun.config.schema import RunConfig
 from clusterrun.errors import CommandError, ConfigError
-from clusterrun.rundir import CodeDir, RunDir, make_private, write_durably
+from clusterrun.rundir import CodeDir, SweepDir, make_private, write_durably
 
 _GIT_TIMEOUT_S = 30.0
 _MOST_DIFF_BYTES = 10 << 20
@@ -32,14 +33,21 @@ def root_of(place: Path) -> Path | None:
         return None
 
 
-def record(config: RunConfig, code: CodeDir) -> None:
-    """Write down commit and uncommitted diff. Code that is under no git is said to be so; nothing is refused for it."""
+@dataclass(frozen=True)
+class Found:
+    """Code as it is now. ``root`` is the top of its git tree, None when there is none."""
+
+    root: Path | None
+    about: dict[str, object]
+    diff: str
+
+
+def look(config: RunConfig) -> Found:
+    """Commit and uncommitted diff. Code that is under no git is said to be so; nothing is refused for it."""
     place = place_of(config)
     root = root_of(place)
-    make_private(code.root)
     if root is None:
-        write_durably(code.about, json.dumps({"directory": str(place), "git": None}, indent=1))
-        return
+        return Found(None, {"directory": str(place), "git": None}, "")
     about: dict[str, object] = {"directory": str(place), "git": str(root)}
     try:
         about["commit"] = _git(root, "rev-parse", "HEAD").strip()
@@ -49,11 +57,43 @@ def record(config: RunConfig, code: CodeDir) -> None:
         about["commit"], diff = None, ""
     about["untracked"] = _names(root, "--others", "--exclude-standard")
     if len(diff) > _MOST_DIFF_BYTES:
-        about["diff"] = f"left out: {len(diff)} bytes"
+        about["diff"], diff = f"left out: {len(diff)} bytes", ""
     elif diff:
-        about["diff"] = code.diff.name
-        write_durably(code.diff, diff)
-    write_durably(code.about, json.dumps(about, indent=1))
+        about["diff"] = CodeDir(place).diff.name
+    if config.snapshot:
+        about["tree"] = _digest(root)
+    return Found(root, about, diff)
+
+
+def record(config: RunConfig, code: CodeDir) -> None:
+    """Write down which code it is; with ``snapshot``, beside a copy of it."""
+    _keep(look(config), config, code)
+
+
+def shared_by(config: RunConfig, sweep: SweepDir) -> CodeDir:
+    """The record (and the copy) that points of a sweep share: an earlier submission's while the code is the same."""
+    found = look(config)
+    for code in sweep.codes():
+        with contextlib.suppress(OSError, ValueError):  # one that a killed submission left unfinished
+            diff = code.diff.read_text(encoding="utf-8") if code.diff.exists() else ""
+            if json.loads(code.about.read_text(encoding="utf-8")) == found.about and diff == found.diff:
+                return code
+    code = sweep.new_code()
+    _keep(found, config, code)
+    return code
+
+
+def _keep(found: Found, config: RunConfig, code: CodeDir) -> None:
+    make_private(code.root)
+    if config.snapshot and found.root is not None:
+        copy = make_private(code.tree)
+        for path in _tree(found.root):
+            target = copy / path.relative_to(found.root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target, follow_symlinks=False)
+    if found.diff:
+        write_durably(code.diff, found.diff)
+    write_durably(code.about, json.dumps(found.about, indent=1))  # last: it says that the rest is whole
 
 
 def check_snapshot(config: RunConfig) -> None:
@@ -73,38 +113,40 @@ def check_snapshot(config: RunConfig) -> None:
         )
 
 
-@contextlib.contextmanager
-def trained_from(config: RunConfig, run: RunDir) -> Iterator[RunConfig]:
-    """Copy the tree (tracked, and untracked that git does not ignore), and submit from inside the copy.
+def from_copy(config: RunConfig, code: CodeDir) -> RunConfig:
+    """The configuration whose script lies in the copy; as it is without one."""
+    root, script = _copied_from(code), config.train.script
+    if root is None or script is None:
+        return config
+    return replace(config, train=replace(config.train, script=str(_moved(Path(script), root, code.tree))))
 
-    Gives the configuration whose script lies in the copy. In here the current directory and PYTHONPATH are the copy's.
-    Without ``snapshot`` nothing happens.
-    """
-    root = root_of(place_of(config)) if config.snapshot else None
+
+@contextlib.contextmanager
+def inside(code: CodeDir) -> Iterator[None]:
+    """In here the current directory and PYTHONPATH are the copy's, for what is submitted. Without a copy nothing is."""
+    root = _copied_from(code)
     if root is None:
-        yield config
+        yield
         return
-    copy = make_private(run.code.tree)
-    for path in _tree(root):
-        target = copy / path.relative_to(root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target, follow_symlinks=False)
     before, paths = Path.cwd(), os.environ.get("PYTHONPATH")
-    script = config.train.script
-    inside = (
-        replace(config, train=replace(config.train, script=str(_moved(Path(script), root, copy)))) if script else config
-    )
     try:
-        os.chdir(_moved(before, root, copy))
-        mapped = [str(_moved(Path(p).absolute(), root, copy)) for p in (paths or "").split(os.pathsep) if p]
+        os.chdir(_moved(before, root, code.tree))
+        mapped = [str(_moved(Path(p).absolute(), root, code.tree)) for p in (paths or "").split(os.pathsep) if p]
         os.environ["PYTHONPATH"] = os.pathsep.join(mapped)
-        use_copy(run.code)
-        yield inside
+        use_copy(code)
+        yield
     finally:
         os.chdir(before)
         os.environ.pop("PYTHONPATH")
         if paths is not None:
             os.environ["PYTHONPATH"] = paths
+
+
+def _copied_from(code: CodeDir) -> Path | None:
+    """Whose copy it is; None when there is none."""
+    if not code.tree.is_dir():
+        return None
+    return Path(json.loads(code.about.read_text(encoding="utf-8"))["git"])
 
 
 def use_copy(code: CodeDir) -> None:
@@ -123,6 +165,13 @@ def _moved(path: Path, root: Path, copy: Path) -> Path:
     except ValueError:
         return path
     return moved if moved.exists() else path
+
+
+def _digest(root: Path) -> str:
+    """Of names, sizes and times: whether a copy is still what it was made of."""
+    stats = ((path, path.lstat()) for path in _tree(root))
+    text = "\n".join(f"{path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _tree(root: Path) -> list[Path]:

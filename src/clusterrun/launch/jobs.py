@@ -29,7 +29,7 @@ from clusterrun.launch.entry import Entry
 from clusterrun.launch.local_steps import processes_by, processes_with
 from clusterrun.launch.sbatch import executor_for
 from clusterrun.launch.sbatch_words import explain
-from clusterrun.rundir import RunDir, write_durably
+from clusterrun.rundir import RunDir, write_all_durably
 
 RUN_MARK = "CLUSTERRUN_RUN"
 _WHICH_SLURM = ("SLURM_CONF", "SLURM_JWT")  # of a site with several clusters; who one is there
@@ -66,7 +66,12 @@ class Job:
             raise RunError(f"{run.job}: can't be read; make sure that the run has ended and remove this file") from None
 
     def write(self, run: RunDir) -> None:
-        write_durably(run.job, json.dumps(asdict(self)))
+        write_jobs([(run, self)])
+
+
+def write_jobs(jobs: Sequence[tuple[RunDir, Job]]) -> None:
+    """Write down, durably, which job each run has."""
+    write_all_durably([(run.job, json.dumps(asdict(job))) for run, job in jobs])
 
 
 def submit(run: RunDir, config: RunConfig, excluded: Sequence[str] = ()) -> Job:

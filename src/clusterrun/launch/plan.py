@@ -6,6 +6,7 @@ which run id is free.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -88,12 +89,17 @@ def base_run_id(config: RunConfig) -> str:
     """
     if config.run_id is not None:
         return config.run_id
-    own = _differing(frozen.to_dict(config), frozen.to_dict(RunConfig()))
+    own = _differing(frozen.to_dict(config), _defaults())
     for key in _VIEW_ONLY:
         own.pop(key, None)
     digest = hashlib.sha256(repr(_ordered(own)).encode()).hexdigest()[:8]
     what = config.train.name if config.action is Action.train else config.action.value
     return f"{config.name or f'{what}-{config.cluster.name}'}-{digest}"
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    return frozen.to_dict(RunConfig())
 
 
 def _differing(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +132,30 @@ def make_plan(
     Raises:
         ConfigError: the configuration is wrong.
     """
-    config = validated(config)
+    return Planner().plan(validated(config), run_id, excluded, sweep)
+
+
+class Planner:
+    """Plans many configurations, as those of a sweep: the catalogue of hardware is read once."""
+
+    def __init__(self) -> None:
+        self._catalog = Catalog(user_config_dirs())
+
+    def plan(self, config: RunConfig, run_id: str | None, excluded: Sequence[str], sweep: SweepDir | None) -> Plan:
+        """As ``make_plan``, of a configuration that is validated."""
+        prediction = None
+        if config.action is Action.train:
+            prediction = predict(config, self._catalog, {**os.environ, **config.cluster.env})
+        return _plan(config, run_id, excluded, sweep, prediction)
+
+
+def _plan(
+    config: RunConfig,
+    run_id: str | None,
+    excluded: Sequence[str],
+    sweep: SweepDir | None,
+    prediction: Prediction | None,
+) -> Plan:
     cluster, train = config.cluster, config.train
     check_task(config)
     if config.action is Action.bench or config.bench != BenchConfig():
@@ -168,15 +197,9 @@ def make_plan(
         warnings=tuple(map(str, harm.harms({**os.environ, **cluster.env}, cluster))),
         sbatch=sbatch_text(config, run, excluded) if slurm and sweep is None else None,
         excluded=tuple(excluded),
-        prediction=_prediction(config),
+        prediction=prediction,
         after_signal="save and requeue" if config.recovery.requeue else "save and stop",
     )
-
-
-def _prediction(config: RunConfig) -> Prediction | None:
-    if config.action is not Action.train:
-        return None
-    return predict(config, Catalog(user_config_dirs()), {**os.environ, **config.cluster.env})
 
 
 def _job(config: RunConfig) -> str:

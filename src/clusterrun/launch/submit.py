@@ -58,15 +58,16 @@ def submit(config: RunConfig) -> Submitted:
             ) from None
     try:
         code.record(config, run.code)
-        with code.trained_from(config, run) as inside:
-            if inside is not config:
-                plan = make_plan(with_dependency(inside), run.id, plan.excluded)
-            write_decided(run, inside, plan)
-            job = jobs.submit(run, with_dependency(inside), plan.excluded)
+        own = code.from_copy(config, run.code)
+        with code.inside(run.code):
+            if own is not config:
+                plan = make_plan(with_dependency(own), run.id, plan.excluded)
+            write_decided(run, own, plan)
+            job = jobs.submit(run, with_dependency(own), plan.excluded)
     except BaseException:  # nothing runs and nothing will: leave no run behind that would take the id
         shutil.rmtree(run.root, ignore_errors=True)
         raise
-    return Submitted(run, job, inside, plan)
+    return Submitted(run, job, own, plan)
 
 
 def with_dependency(config: RunConfig) -> RunConfig:
@@ -98,7 +99,7 @@ def with_dependency(config: RunConfig) -> RunConfig:
 
 
 def write_decided(run: RunDir, config: RunConfig, plan: Plan) -> None:
-    """What a new run directory holds before anything starts; a run of its own and a point of a sweep alike."""
+    """What a new run directory holds before anything starts."""
     write_durably(run.config, frozen.to_yaml(config))
     write_durably(run.plan, json.dumps(plan.as_json(), indent=1))
 

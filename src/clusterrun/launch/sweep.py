@@ -8,6 +8,7 @@ a job that nobody wrote down ends by itself.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import tempfile
@@ -22,22 +23,26 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from clusterrun import process
-from clusterrun.config.schema import Executor
+from clusterrun.config import frozen
+from clusterrun.config.schema import Executor, RunConfig
 from clusterrun.errors import ClusterrunError, CommandError, RunError, SubmissionError
-from clusterrun.launch import jobs
+from clusterrun.launch import code, jobs
 from clusterrun.launch.entry import Entry
 from clusterrun.launch.jobs import Job, JobState, sbatch_explained
+from clusterrun.launch.plan import make_plan
 from clusterrun.launch.sbatch import executor_with
-from clusterrun.launch.submit import check_place, write_decided
+from clusterrun.launch.submit import check_place
 from clusterrun.launch.sweep_plan import PlannedPoint, Shape, SweepPlan, shapes_of
 from clusterrun.ledger import Ending, Ledger
-from clusterrun.rundir import RunDir, SweepDir, make_private, sweep_roots, write_durably
+from clusterrun.rundir import CodeDir, RunDir, SweepDir, is_whole, make_private, sweep_roots, write_durably, write_whole
 
 _SCONTROL_TIMEOUT_S = 30.0
 _TEST_ONLY_TIMEOUT_S = 10.0
 # How long a started job waits to be written down: longer than a submission of thousands of points takes.
 _RECORDED_WITHIN_S = 120.0
 _POLL_S = 0.5
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's, many times as fast
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Standing(Enum):
@@ -94,7 +99,12 @@ def _in_array() -> bool:
 def standings(points: Sequence[PlannedPoint | RunDir]) -> list[Standing]:
     """Where each point is, by its ledger and one question to the scheduler."""
     runs = [point if isinstance(point, RunDir) else point.run for point in points]
-    found: list[Standing | Job] = [_by_ledger(run) for run in runs]
+    made = {
+        parent: set(os.listdir(parent)) if parent.is_dir() else set() for parent in {run.root.parent for run in runs}
+    }
+    found: list[Standing | Job] = [
+        _by_ledger(run) if run.root.name in made[run.root.parent] else Standing.new for run in runs
+    ]
     asked = jobs.states_of([item for item in found if isinstance(item, Job)])
     return [
         item if isinstance(item, Standing) else _by_job(run, asked[item.job_id][0])
@@ -135,27 +145,32 @@ def submit_sweep(plan: SweepPlan, about: dict[str, Any], expected_starts: bool =
     Raises:
         ClusterrunError: nothing could be submitted at all.
     """
-    for config in {repr(p.config.cluster): p.config for p in plan.points}.values():
+    for config in {(p.config.cluster.shared_dir, p.config.cluster.executor): p.config for p in plan.points}.values():
         check_place(config)
+    for config in {code.place_of(p.config): p.config for p in plan.points if p.config.snapshot}.values():
+        code.check_snapshot(config)
     plan.sweep.make()
     with _alone(plan.sweep):
         write_sweep(plan, about)
         placed = [
-            PlacedPoint(point, standing, attempts_before=len(Ledger(point.run.ledger).attempts()))
+            PlacedPoint(point, standing, attempts_before=_attempts(point.run, standing))
             for point, standing in zip(plan.points, standings(plan.points), strict=True)
         ]
-        _write_points(plan.sweep, [p.point for p in placed if p.submits])
-        to_do = [p.point for p in placed if p.submits and p.point.on_slurm]
+        submitting = _write_points(plan.sweep, [p.point for p in placed if p.submits])
+        to_do = [point for points in submitting.values() for point in points if point.on_slurm]
         done: dict[str, PlacedPoint] = {}
-        for shape in shapes_of(plan.sweep, to_do):
-            starts = expected_start(shape, plan.sweep) if expected_starts else None
-            for part in _parts(shape, max_array_size() if len(shape.points) > 1 else 1):
-                try:
-                    sent = _submit_array(plan.sweep, part)
-                except ClusterrunError as error:
-                    done.update({p.run.id: _refused(p, str(error)) for p in part.points})
-                else:
-                    done.update({p.run.id: _sent(p, job, starts) for p, job in zip(part.points, sent, strict=True)})
+        for code_dir, points in submitting.items():
+            with code.inside(code_dir):
+                for shape in shapes_of(plan.sweep, points):
+                    starts = expected_start(shape, plan.sweep) if expected_starts else None
+                    for part in _parts(shape, max_array_size() if len(shape.points) > 1 else 1):
+                        try:
+                            sent = _submit_array(plan.sweep, part)
+                        except ClusterrunError as error:
+                            done.update({p.run.id: _refused(p, str(error)) for p in part.points})
+                        else:
+                            placing = zip(part.points, sent, strict=True)
+                            done.update({p.run.id: _sent(p, job, starts) for p, job in placing})
     if to_do and all(p.error for p in done.values()) and len(to_do) == len(placed):
         raise SubmissionError(next(p.error for p in done.values() if p.error) or "refused")
     return [
@@ -166,6 +181,10 @@ def submit_sweep(plan: SweepPlan, about: dict[str, Any], expected_starts: bool =
     ]
 
 
+def _attempts(run: RunDir, standing: Standing) -> int:
+    return 0 if standing is Standing.new else len(Ledger(run.ledger).attempts())
+
+
 def _refused(point: PlannedPoint, error: str) -> PlacedPoint:
     return PlacedPoint(point, Standing.new, error=error)
 
@@ -174,15 +193,66 @@ def _sent(point: PlannedPoint, job: Job, starts: str | None) -> PlacedPoint:
     return PlacedPoint(point, Standing.new, job=job, starts=starts)
 
 
-def _write_points(sweep: SweepDir, points: Sequence[PlannedPoint]) -> None:
-    """Run directories, as far as they are not there: a killed submission may have made some."""
-    texts = {p.run.id: shape.text(sweep) for shape in shapes_of(sweep, points) for p in shape.points}
+def _write_points(sweep: SweepDir, points: Sequence[PlannedPoint]) -> dict[CodeDir, list[PlannedPoint]]:
+    """Run directories, as far as they are not there: a killed submission may have made some.
+
+    Nothing here waits for the disk: what a crash of the server makes of it is seen and written again when the sweep is
+    submitted again. ``job.json``, on which it depends that a point has one job, is written durably.
+    Returns the points as they are submitted, by their code: with ``snapshot`` their script lies in its copy.
+    """
+    made, writer, codes = set(os.listdir(sweep.root)), frozen.Writer(), _Codes(sweep)
+    inside: dict[CodeDir, list[PlannedPoint]] = {}
     for point in points:
         run = point.run
-        for part in (run.root, run.attempts, run.checkpoints, run.submitit):
-            make_private(part)
-        if not run.config.exists() or not run.plan.exists():
-            write_decided(run, point.config, replace(point.plan, sbatch=texts.get(run.id)))
+        if run.id in made:
+            for part in (run.root, run.attempts, run.checkpoints, run.submitit):
+                make_private(part)
+        else:
+            for part in (run.root, run.attempts, run.checkpoints, run.submitit):
+                part.mkdir(mode=0o700)
+        if run.id in made and run.code.root.exists():
+            own = CodeDir(run.code.root.resolve())
+        else:
+            own = codes.of(point.config)
+            _link(run.code.root, own.root)
+        inside.setdefault(own, []).append(_from_copy(sweep, point, own) if codes.has_copy(own) else point)
+    every = [point for group in inside.values() for point in group]
+    texts = {p.run.id: text for s in shapes_of(sweep, every) for text in [s.text(sweep)] for p in s.points}
+    for point in every:
+        run = point.run
+        if run.id not in made or not is_whole(run.config) or not is_whole(run.plan):
+            plan = replace(point.plan, sbatch=texts.get(run.id))
+            write_whole(run.config, writer.to_yaml(point.config))
+            write_whole(run.plan, json.dumps(plan, default=vars))
+    return inside
+
+
+def _from_copy(sweep: SweepDir, point: PlannedPoint, own: CodeDir) -> PlannedPoint:
+    config = code.from_copy(point.config, own)
+    if config is point.config:
+        return point
+    plan = make_plan(config, point.run.id, point.excluded, sweep)
+    return replace(point, config=config, plan=plan, waiting=code.from_copy(point.waiting, own))
+
+
+class _Codes:
+    """Records of the code, one for all points whose code lies in one place."""
+
+    def __init__(self, sweep: SweepDir) -> None:
+        self._sweep = sweep
+        self._known: dict[tuple[str | None, bool], CodeDir] = {}
+        self._copies: dict[CodeDir, bool] = {}
+
+    def of(self, config: RunConfig) -> CodeDir:
+        asked = (config.train.script, config.snapshot)
+        if asked not in self._known:
+            self._known[asked] = code.shared_by(config, self._sweep)
+        return self._known[asked]
+
+    def has_copy(self, own: CodeDir) -> bool:
+        if own not in self._copies:
+            self._copies[own] = own.tree.is_dir()
+        return self._copies[own]
 
 
 def _submit_array(sweep: SweepDir, shape: Shape) -> list[Job]:
@@ -192,21 +262,25 @@ def _submit_array(sweep: SweepDir, shape: Shape) -> list[Job]:
         sent = executor.submit_array([PointEntry(str(p.run.root)) for p in shape.points])
     script = sweep.submissions / f"{str(sent[0].job_id).partition('_')[0]}.sh"
     script.write_text(sent[0].paths.submission_file.read_text())
-    found = []
+    found, workdir = [], os.getcwd()
     for point, task in zip(shape.points, sent, strict=True):
-        job = Job(Executor.slurm.value, str(task.job_id), str(point.run.root), sweep.id, os.getcwd(), time.time())
+        job = Job(Executor.slurm.value, str(task.job_id), str(point.run.root), sweep.id, workdir, time.time())
         _link(point.run.submission, script)
         for stream in (task.paths.stdout, task.paths.stderr):
             _link(point.run.submitit / stream.name, stream)
-        job.write(point.run)
         found.append(job)
+    jobs.write_jobs([(point.run, job) for point, job in zip(shape.points, found, strict=True)])
     return found
 
 
 def _link(name: Path, target: Path) -> None:
     """A relative link, in place of what was there."""
-    name.unlink(missing_ok=True)
-    name.symlink_to(os.path.relpath(target, name.parent))
+    to = os.path.relpath(target, name.parent)
+    try:
+        os.symlink(to, name)
+    except FileExistsError:
+        name.unlink()
+        name.symlink_to(to)
 
 
 def _parts(shape: Shape, size: int) -> list[Shape]:
@@ -268,13 +342,14 @@ def write_sweep(plan: SweepPlan, about: dict[str, Any]) -> None:
         "workdir": os.getcwd(),
         "points": list(known.values()),
     }
-    write_durably(plan.sweep.sweep, yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=1000))
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    write_durably(plan.sweep.sweep, text)
 
 
 def read_sweep(sweep: SweepDir) -> dict[str, Any]:
     """What ``write_sweep`` wrote. Raises RunError when it is not a sweep."""
     try:
-        value = yaml.safe_load(sweep.sweep.read_text(encoding="utf-8"))
+        value = yaml.load(sweep.sweep.read_text(encoding="utf-8"), Loader=_Loader)
         if not isinstance(value, dict) or not all(isinstance(p["run"], str) for p in value["points"]):
             raise ValueError("no points")
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from clusterrun import process
 from clusterrun.config import frozen
 from clusterrun.config.schema import Executor
 from clusterrun.errors import ClusterrunError
-from clusterrun.launch import jobs
+from clusterrun.launch import code, jobs
 from clusterrun.launch.jobs import Job, JobState
 from clusterrun.launch.sweep import Standing, read_sweep, standings
 from clusterrun.rundir import RunDir, SweepDir
@@ -40,7 +40,8 @@ class LocalQueue:
         while self._waiting and len(self._living) < self._parallel:
             run = self._waiting.pop(0)
             try:
-                job = jobs.submit(run, frozen.load(run.config))
+                with code.inside(run.code):
+                    job = jobs.submit(run, frozen.load(run.config))
                 self._living.append(job)
                 self.started[run.id] = job.job_id
             except ClusterrunError as error:  # one that can't start hides no other

@@ -1,6 +1,7 @@
 """A sweep before it is submitted: its points with their run directories, and which of them share a resource shape.
 
-Pure: nothing is made and nobody is asked. ``launch/sweep.py`` does what is planned here.
+Nothing is made, and nobody is asked but for how a run stands that points are to come after. ``launch/sweep.py`` does
+what is planned here.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from clusterrun.config.points import Point
 from clusterrun.config.schema import Executor, RunConfig
 from clusterrun.config.validate import validated
 from clusterrun.errors import ClusterrunError, ConfigError
-from clusterrun.launch.plan import Plan, base_run_id, excluded_nodes, make_plan
+from clusterrun.launch.plan import Plan, Planner, base_run_id, check_task, excluded_nodes
 from clusterrun.launch.sbatch import executor_with, parameters_for
+from clusterrun.launch.submit import with_dependency
 from clusterrun.rundir import RunDir, SweepDir
 
 
@@ -30,6 +32,7 @@ class PlannedPoint:
     plan: Plan
     run: RunDir
     excluded: tuple[str, ...]
+    waiting: RunConfig  # with what ``after`` means for Slurm
 
     @property
     def on_slurm(self) -> bool:
@@ -94,8 +97,7 @@ def plan_sweep(points: Sequence[Point], sweep_id: str | None = None) -> SweepPla
             continue
         try:
             config = validated(replace(point.config, run_id=None) if common else point.config)
-            make_plan(config)
-            _check_alone(config)
+            check_task(config)
         except ClusterrunError as error:
             wrong.append(replace(point, config=None, error=error))
         else:
@@ -114,23 +116,40 @@ def plan_sweep(points: Sequence[Point], sweep_id: str | None = None) -> SweepPla
     sweep = SweepDir.of(Path(shared[0]), sweep_id or common or _sweep_id(list(checked)))
     excluded: dict[str, list[str]] = {}
     planned = []
+    planner, waits = Planner(), _Waits()
     for run_id, (point, config) in checked.items():
         name = config.cluster.name
         if name not in excluded:
             excluded[name] = excluded_nodes(config)
-        plan = make_plan(config, run_id, excluded[name], sweep)
-        planned.append(
-            PlannedPoint(point.number, point.overrides, config, plan, sweep.run(run_id), tuple(excluded[name]))
-        )
+        try:
+            plan = planner.plan(config, run_id, excluded[name], sweep)
+        except ClusterrunError as error:
+            wrong.append(replace(point, config=None, error=error))
+            continue
+        run, nodes = sweep.run(run_id), tuple(excluded[name])
+        planned.append(PlannedPoint(point.number, point.overrides, config, plan, run, nodes, waits.of(config)))
+    if not planned:
+        raise wrong[0].error or ConfigError("the sweep has no point")
     return SweepPlan(sweep, tuple(planned), tuple(sorted(wrong, key=lambda p: p.number)), run_ids)
 
 
-def _check_alone(config: RunConfig) -> None:
-    """What only a single run can do so far. Raises ConfigError."""
-    if config.after is not None:
-        raise ConfigError("after: not with -m; use cluster.slurm.dependency=afterok:JOBID")
-    if config.snapshot:
-        raise ConfigError("snapshot=true: not with -m; submit from a checkout that you leave alone")
+class _Waits:
+    """``after=RUN`` for points: the run is looked for once."""
+
+    def __init__(self) -> None:
+        self._dependencies: dict[tuple[str, Executor, str | None], str | None] = {}
+
+    def of(self, config: RunConfig) -> RunConfig:
+        """Raises RunError and ConfigError as ``with_dependency``."""
+        if config.after is None:
+            return config
+        slurm = config.cluster.slurm
+        asked = (config.after, config.cluster.executor, slurm.dependency)
+        if asked not in self._dependencies:
+            self._dependencies[asked] = with_dependency(config).cluster.slurm.dependency
+        return replace(
+            config, cluster=replace(config.cluster, slurm=replace(slurm, dependency=self._dependencies[asked]))
+        )
 
 
 def shapes_of(sweep: SweepDir, points: Sequence[PlannedPoint]) -> list[Shape]:
@@ -139,7 +158,7 @@ def shapes_of(sweep: SweepDir, points: Sequence[PlannedPoint]) -> list[Shape]:
     for point in points:
         if not point.on_slurm:
             continue
-        parameters = parameters_for(point.config, sweep.id, point.excluded)
+        parameters = parameters_for(point.waiting, sweep.id, point.excluded)
         # submitit's default limit is 256 tasks at a time; ours is none.
         parameters["array_parallelism"] = point.config.sweep.array_parallelism or 10**6
         found.setdefault(repr(sorted(parameters.items())), (parameters, []))[1].append(point)
