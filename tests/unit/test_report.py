@@ -19,10 +19,13 @@ from clusterrun.config.compose import compose
 from clusterrun.config.overrides import as_overrides, gives_again, spelled
 from clusterrun.config.validate import validated
 from clusterrun.ledger import Ending, Ledger
+from clusterrun.measure.results import Row
 from clusterrun.report import svg
 from clusterrun.report.facts import predicted, read_facts
 from clusterrun.report.html_run import run_page
 from clusterrun.report.scaling import ScalingPoint, compared
+from clusterrun.report.side_by_side import side_by_side
+from clusterrun.train.events import EventLog
 from conftest import Ended
 
 Run = Callable[..., Ended]
@@ -61,6 +64,35 @@ def test_facts_of_a_run_with_faults(hopper: Path) -> None:
     assert said.endswith(f"({plan['bottleneck']})")
     assert f"{plan['share']:.0%} of it waiting for gradients" in said
     assert said in run_page(facts).replace("&#x27;", "'")
+
+
+def test_the_four_numbers_stand_side_by_side(tmp_path: Path) -> None:
+    """Wiring and step: declared, detected by preflight, predicted, and measured by a bench of the same cluster."""
+    run = sample_runs.hopper(tmp_path)
+    bench = sample_runs.run_with(
+        tmp_path, ["+cluster=h100_nvswitch_ib", "cluster.local_paths_shared=true", "action=bench"], "bench-1"
+    )
+    bench.attempt(1).make()
+    rows = {"all": (range(16), 1 << 28, 1.4e-3), "in_node": (range(8), 1 << 28, 1.1e-3)}
+    log = EventLog(bench.attempt(1).event_file("n1", 0), 0)
+    for phase, (ranks, size, seconds) in rows.items():
+        row = Row(phase, tuple(ranks), "all_reduce", size, seconds, seconds, 20, 0)
+        log.write("measured", **row.as_json())
+    log.close()
+    lines = {line.what: line for line in side_by_side(read_facts(run))}
+    inside = lines["in a node"]
+    assert inside.declared == "NVSwitch (NV18)"
+    assert "full nvlink mesh, worst link NV18 (n1, n3)" in inside.detected
+    assert inside.predicted.endswith("GB/s (256 MiB)")
+    assert inside.measured == "427 GB/s (256 MiB)"  # 2^28 / 1.1 ms x 14/8
+    assert lines["all ranks"].measured == "360 GB/s (256 MiB)"
+    assert lines["between nodes"].declared == "8 x 400 Gbit/s infiniband"
+    assert lines["between nodes"].measured == "-", "nobody measured it"
+    assert all(line.predicted != "-" for line in lines.values())
+    assert lines["samples/s"].measured != "-"
+    page = run_page(read_facts(run))
+    assert "Declared, detected, predicted, measured" in page
+    assert "427 GB/s (256 MiB)" in page
 
 
 class Reader(HTMLParser):

@@ -166,6 +166,7 @@ class Catalog:
     def __init__(self, directories: Sequence[Path] = ()) -> None:
         self._roots: list[Path] = [d / _FOLDER for d in directories] + [Path(str(files(_PACKAGED))) / _FOLDER]
         self._found: dict[str, tuple[str, GpuFigures] | None] = {}  # a plan asks for the same GPU several times
+        self._parameters: ModelParameters | None = None
 
     def gpu_names(self) -> list[str]:
         """Names in the catalogue, e.g. a100_sxm_80gb."""
@@ -208,8 +209,10 @@ class Catalog:
 
     def parameters(self) -> ModelParameters:
         """Of the cost model, from the user's file or ours."""
-        file = next(root / "collectives.yaml" for root in self._roots if (root / "collectives.yaml").is_file())
-        return _loaded(file, ModelParameters)
+        if self._parameters is None:
+            file = next(root / "collectives.yaml" for root in self._roots if (root / "collectives.yaml").is_file())
+            self._parameters = _loaded(file, ModelParameters)
+        return self._parameters
 
     def _files(self, kind: str) -> dict[str, Path]:
         found: dict[str, Path] = {}

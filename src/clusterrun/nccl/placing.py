@@ -68,7 +68,7 @@ def _gpus(
     effect = compare(config, catalog, before, after)
     note = (
         f"a ring of {_names(best)} carries {ring(best):.3g} GB/s, of {_names(now)} {ring(now):.3g}; "
-        "needs all GPUs of the node to choose from"
+        f"as it is, {effect.what} takes {effect.before_s * 1e3:.3g} ms; needs all GPUs of the node to choose from"
     )
     yield Advice(f"CUDA_VISIBLE_DEVICES={','.join(map(str, best))}", effect.before_s / effect.after_s, note)
 
