@@ -133,10 +133,6 @@ class Conductor:
 
     def _attempt(self, attempt: AttemptDir) -> Result:
         """One start."""
-        try:
-            self._allocation.watch_head(attempt, self._usable_nodes())
-        except CommandError as error:
-            self._say(f"nobody watches over this host: {error}")
         for port_try in range(_PORT_TRIES):
             nodes = self._usable_nodes()
             if self._lost and nodes_to_go_on_with(self._config, len(nodes)) is None:
@@ -235,6 +231,10 @@ class Conductor:
         what = "training" if self._config.action is Action.train else self._config.action.value
         self._say(f"{what}: attempt {attempt.number} on {', '.join(nodes)}, rendezvous at {endpoint}")
         step = self._allocation.steps.start(StepSpec("training", nodes, argv, out, err, env))
+        try:  # not before: an allocation that has lost a node may be about to be given up
+            self._allocation.watch_head(attempt, self._usable_nodes())
+        except CommandError as error:
+            self._say(f"nobody watches over this host: {error}")
         self._wait(step, watch)
         step.kill()  # nothing of it may live on into the next attempt
         end = judge(nodes, watch.outcomes())

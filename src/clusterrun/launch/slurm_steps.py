@@ -54,8 +54,10 @@ class SlurmSteps:
     def start(self, spec: StepSpec) -> Step:
         ask_controller(["scontrol", "ping"])  # srun would give up at once while it is restarted
         cpus = 1 if spec.beside else self._cluster.nproc_per_node * self._cluster.cpus_per_proc
-        argv = srun_argv(spec.nodes, spec.argv, cpus, overlap=self._killed or spec.beside)
+        argv = srun_argv(spec.nodes, spec.argv, cpus, overlap=self._killed, beside=spec.beside)
         env = {**os.environ, **spec.env, "SRUN_CPUS_PER_TASK": str(cpus)}
+        if spec.beside:  # the job's request for GPUs would be this step's too
+            env = {name: value for name, value in env.items() if not name.startswith("SLURM_GPUS")}
         with spec.stdout.open("ab") as out, spec.stderr.open("ab") as err:
             return SlurmStep(process.start(argv, env=env, stdout=out, stderr=err), self._on_kill)
 

@@ -17,12 +17,14 @@ def why_no_step(said: str) -> str | None:
     return found.group(1).strip() if found else None
 
 
-def srun_argv(nodes: Sequence[str], argv: Sequence[str], cpus_per_task: int, *, overlap: bool = False) -> list[str]:
+def srun_argv(
+    nodes: Sequence[str], argv: Sequence[str], cpus_per_task: int, *, overlap: bool = False, beside: bool = False
+) -> list[str]:
     """The srun command for one task on each of ``nodes``.
 
     --cpus-per-task is repeated because srun since 22.05 does not inherit it. --no-kill and --kill-on-bad-exit=0 keep
     the other tasks running when a node is lost; --wait ends them if they then hang. ``overlap`` starts the step beside
-    others: small helpers, and one that Slurm takes for alive because it can't reach one of its nodes.
+    one that Slurm takes for alive because it can't reach one of its nodes; ``beside`` is for small helpers, without GPUs.
     """
     return [
         "srun",
@@ -36,7 +38,8 @@ def srun_argv(nodes: Sequence[str], argv: Sequence[str], cpus_per_task: int, *, 
         f"--wait={LINGER_S}",
         "--input=none",
         "--mpi=none",
-        *(["--overlap"] if overlap else []),
+        *(["--overlap"] if overlap or beside else []),
+        *(["--gres=none"] if beside else []),
         "--export=ALL",
         *argv,
     ]
