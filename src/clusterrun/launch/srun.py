@@ -24,7 +24,7 @@ def srun_argv(
 
     --cpus-per-task is repeated because srun since 22.05 does not inherit it. --no-kill and --kill-on-bad-exit=0 keep
     the other tasks running when a node is lost; --wait ends them if they then hang. ``overlap`` starts the step beside
-    one that Slurm takes for alive because it can't reach one of its nodes; ``beside`` is for small helpers, without GPUs.
+    one that Slurm takes for alive because it can't reach one of its nodes; ``beside`` is for helpers, without GPUs.
     """
     return [
         "srun",
