@@ -111,10 +111,12 @@ def _follow(run: RunDir, rank: int | None, node: str | None, number: int | None)
 
     wanted = 0 if rank is None and node is None else rank
 
+    before = run.all_attempts()[:-1]  # of no interest any more; whatever comes after them is
+
     def files() -> list[LogFile]:
-        places = run.all_attempts() if number is None else [run.attempt(number)]
+        places = run.all_attempts()[len(before) :] if number is None else [run.attempt(number)]
         found: list[LogFile] = []
-        for place in places[-1:]:
+        for place in places:
             try:
                 found += logs.log_files(place, wanted, node)
             except RunError:  # that rank has not started yet
@@ -122,7 +124,9 @@ def _follow(run: RunDir, rank: int | None, node: str | None, number: int | None)
         return found
 
     def has_ended() -> bool:
-        return not status_of([Found(run)])[0].state.lives
+        (row,) = status_of([Found(run)])
+        over = number is not None and number < row.attempts  # that attempt writes no more
+        return row.state.is_over or over
 
     def say(file: LogFile, line: str) -> None:
         print(line if wanted is not None else f"{file.node}.{file.rank}: {line}", flush=True)

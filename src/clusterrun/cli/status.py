@@ -125,13 +125,14 @@ def _watch(look: Look, console: Console, named: bool) -> int:
                 before = now
                 console.print(time.strftime("%H:%M:%S"))
                 status_view.show([row.as_json() for row in rows], console, notes)
-            if named and not any(row.state.lives for row in rows):
+            if named and all(row.state.is_over for row in rows):
                 return 0
             time.sleep(_EVERY_S)
     with Live(console=console, auto_refresh=False) as display:
         while True:
             rows, notes = look()
-            display.update(status_view.live([row.as_json() for row in rows], notes), refresh=True)
-            if named and not any(row.state.lives for row in rows):
+            shown = [row.as_json() for row in rows]
+            display.update(status_view.live(shown, notes, console.width, console.height), refresh=True)
+            if named and all(row.state.is_over for row in rows):
                 return 0
             time.sleep(_EVERY_S)

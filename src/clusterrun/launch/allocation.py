@@ -23,6 +23,8 @@ from clusterrun.rundir import AttemptDir
 # Slurm sends the signal before the time limit up to a minute early (man sbatch, --signal).
 _SIGNAL_RESOLUTION_S = 60
 _PENDING_PATIENCE_S = 20.0
+# Of the time that a run on this machine has until it is signalled: what is left is for its own start.
+_LOCAL_LIMIT_SHARE = 0.7
 
 
 class Allocation(Protocol):
@@ -149,11 +151,21 @@ class LocalAllocation:
     def __init__(self, cluster: ClusterConfig) -> None:
         self.job_id = os.environ.get("SUBMITIT_LOCAL_JOB_ID", str(os.getpid()))
         self.steps: StepRunner = LocalSteps(cluster)
+        self._began = time.monotonic()
 
     def why_stopped(self, signals: set[str]) -> Ending:
         if "SIGINT" in signals or "SIGTERM" in signals:
             return Ending.cancelled
-        return Ending.time_limit if "SIGUSR2" in signals else Ending.stopped
+        if "SIGUSR2" not in signals:
+            return Ending.stopped
+        return Ending.time_limit if self._limit_is_near() else Ending.requeued  # by a person: clusterrun requeue
+
+    def _limit_is_near(self) -> bool:
+        """Whether submitit's controller signals about now. It began a little before us, and never signals early."""
+        limit, lead = (os.environ.get(f"SUBMITIT_LOCAL_{name}") for name in ("TIMEOUT_S", "SIGNAL_DELAY_S"))
+        if limit is None or lead is None:
+            return False
+        return time.monotonic() - self._began > _LOCAL_LIMIT_SHARE * (float(limit) - float(lead))
 
     def queued_since(self) -> float | None:
         return None

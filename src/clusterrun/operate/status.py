@@ -46,6 +46,11 @@ class RunState(Enum):
     def lives(self) -> bool:
         return self in (RunState.pending, RunState.running, RunState.saving, RunState.requeued)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to wait for. Of one that is unknown or waits its turn that can't be said."""
+        return self in (RunState.done, RunState.failed, RunState.stopped, RunState.cancelled)
+
 
 @dataclass(frozen=True)
 class RunStatus:

@@ -209,6 +209,21 @@ def _largest_all_reduce(run: RunDir, phase: str) -> Row | None:
     return max(fit, key=lambda row: (row.bytes, row.seconds)) if fit else None
 
 
+def code_text(run: RunDir) -> str:
+    """Which code it was submitted with, in words; empty where nobody wrote that down."""
+    try:
+        about = json.loads(run.code.about.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    copied = ", trained from a copy" if run.code.tree.is_dir() else ""
+    if not about.get("git"):
+        return f"{about.get('directory')}, which is under no git{copied}"
+    commit = f"commit {about['commit'][:10]} of branch {about['branch']}" if about.get("commit") else "no commit yet"
+    changed = " with uncommitted changes" if about.get("diff") else ""
+    untracked = f" and {len(about['untracked'])} untracked files" if about.get("untracked") else ""
+    return f"{commit}{changed}{untracked}{copied}; {run.code.about.resolve().parent}"
+
+
 def predicted(f: RunFacts) -> str:
     """What the plan predicted of a step, to stand beside what was measured; empty where it predicted nothing."""
     p = f.plan.get("prediction")

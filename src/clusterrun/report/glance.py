@@ -15,6 +15,7 @@ from clusterrun.rundir import RunDir
 
 _HEAD_BYTES = 8_192
 _TAIL_BYTES = 32_768
+_STEP = b'"kind": "step"'
 
 
 def progress_of(run: RunDir, attempts: Sequence[Attempt]) -> Progress:
@@ -58,10 +59,22 @@ def _ends(path: Path) -> Iterable[dict[str, Any]]:
 
 
 def _records(data: bytes) -> Iterable[dict[str, Any]]:
+    """Of the steps between two other records only the last: it says all that the ones before it did, and most are."""
+    step = b""
     for line in data.split(b"\n"):
-        try:
-            record = json.loads(line)
-        except ValueError:  # cut by a crash, or still being written
+        if _STEP in line:
+            step = line if line.endswith(b"}") else step  # the last may still be being written
             continue
-        if isinstance(record, dict):
-            yield record
+        yield from _record(step)
+        yield from _record(line)
+        step = b""
+    yield from _record(step)
+
+
+def _record(line: bytes) -> Iterable[dict[str, Any]]:
+    try:
+        record = json.loads(line)
+    except ValueError:  # cut by a crash, or still being written
+        return
+    if isinstance(record, dict):
+        yield record

@@ -14,7 +14,7 @@ from clusterrun.config.overrides import as_overrides, gives_again
 from clusterrun.config.schema import Executor
 from clusterrun.ledger import Ending
 from clusterrun.report import svg
-from clusterrun.report.facts import RunFacts, predicted
+from clusterrun.report.facts import RunFacts, code_text, predicted
 from clusterrun.report.follow import clock
 from clusterrun.report.html_page import badge, block, facts, folded, page, section, table, tiles
 from clusterrun.report.html_wiring import wiring_html
@@ -272,6 +272,7 @@ def _about(f: RunFacts) -> str:
     )
     items = [
         ("directory", str(f.run.root)),
+        ("code", code_text(f.run)),
         ("nodes", ", ".join(f.nodes)),
         ("world size", str(start.get("world_size", c.world_size))),
         ("batch", batch),

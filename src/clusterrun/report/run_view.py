@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from clusterrun.report.facts import RunFacts, busbw, predicted
+from clusterrun.report.facts import RunFacts, busbw, code_text, predicted
 from clusterrun.report.follow import clock
 from clusterrun.report.nccl_used import last_nccl_lines
 from clusterrun.report.side_by_side import COLUMNS, side_by_side
@@ -23,6 +23,7 @@ def as_json(f: RunFacts) -> dict[str, Any]:
         "run": f.run.id,
         "directory": str(f.run.root),
         "state": f.state,
+        "code": code_text(f.run),
         "step": f.steps[-1]["step"] if f.steps else None,
         "total_steps": f.start.get("total_steps"),
         "world_size": f.start.get("world_size", f.config.world_size),
@@ -65,6 +66,8 @@ def show(f: RunFacts, console: Console) -> None:
     """A few lines and where the time went."""
     value = as_json(f)
     lines = [("run", f.run.id), ("state", f.state), ("directory", str(f.run.root))]
+    if code := code_text(f.run):
+        lines.append(("code", code))
     if f.attempts and f.attempts[-1].message:
         lines.append(("why", f.attempts[-1].message))
     if value["step"] is not None:

@@ -27,13 +27,18 @@ _STYLES = {
 _MOST_NODES = 3
 _WIDTH = 400  # columns: a table squeezed into a narrow terminal loses cells; long lines are wrapped by the terminal
 
+_COLUMNS = ("run", "state", "step", "loss", "samples/s", "ETA", "goodput", "nodes", "age", "why")
+# What a narrow terminal goes without, first to last; only why is cut, down to so many characters.
+_DISPENSABLE = ("age", "goodput", "nodes", "loss", "samples/s", "ETA")
+_LEAST_WHY = 16
+
 Row = Mapping[str, Any]  # as RunStatus.as_json() gives it
 
 
 def table(rows: Sequence[Row]) -> Table:
     """One line per run: state, progress, speed, nodes; then why, which is the longest."""
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "state", "step", "loss", "samples/s", "ETA", "goodput", "nodes", "age", "why"):
+    for name in _COLUMNS:
         shown.add_column(name, no_wrap=True, justify="left" if name in ("run", "state", "nodes", "why") else "right")
     for row in rows:
         state = str(row["state"])
@@ -79,9 +84,29 @@ def _plain(what: Table) -> list[str]:
     ]
 
 
-def live(rows: Sequence[Row], notes: Sequence[str]) -> Group:
-    """The same, for a display that is drawn again and again."""
-    return Group(table(rows), *(Text(note) for note in notes))
+def live(rows: Sequence[Row], notes: Sequence[str], width: int, height: int) -> Group:
+    """The same, for a display of so many columns and lines that is drawn again and again."""
+    room = max(1, height - len(notes) - 3)
+    left_out = [f"{len(rows) - room} more runs don't fit here"] if len(rows) > room else []
+    return Group(_fitting(table(rows[:room]), width), *(Text(note) for note in (*left_out, *notes)))
+
+
+def _fitting(shown: Table, width: int) -> Table:
+    """Without columns that one can do without, as far as the others would be cut."""
+    needs = {
+        str(column.header): max(len(str(cell)) for cell in (column.header, *column.cells)) + 2
+        for column in shown.columns
+    }
+    needs["why"] = min(needs["why"], _LEAST_WHY)
+    for name in _DISPENSABLE:
+        if sum(needs.values()) > width:
+            needs.pop(name)
+    for column in list(shown.columns):
+        if str(column.header) not in needs:
+            shown.columns.remove(column)
+        elif column.header != "why":
+            column.min_width = needs[str(column.header)] - 2
+    return shown
 
 
 def nodes(names: Sequence[str]) -> str:
