@@ -162,6 +162,40 @@ def test_point_names_are_short_and_tell_points_apart() -> None:
     assert point_names([["x=1", "cluster.nodes=1"], ["x=1", "cluster.nodes=2"]]) == ["nodes=1", "nodes=2"]
     assert point_names([["a.n=1", "b.n=1"], ["a.n=2", "b.n=2"]]) == ["a.n=1 b.n=1", "a.n=2 b.n=2"]
     assert point_names([["x=1"]]) == ["the only point"]
+    assert point_names([["t.lr=0.21434078230426126"], ["t.lr=0.1"]]) == ["lr=0.2143", "lr=0.1"]
+    assert point_names([["lr=0.100000001"], ["lr=0.100000002"]]) == ["lr=0.100000001", "lr=0.100000002"]
+
+
+def test_a_point_that_follows_the_first_is_not_composed_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many points cost what two do; a value that is wrong, or refers to another, is still seen."""
+    composed: list[int] = []
+    real = sweep_points._Launcher._composed
+    monkeypatch.setattr(
+        sweep_points._Launcher, "_composed", lambda self, n, items: composed.append(n) or real(self, n, items)
+    )
+    found = swept("seed=range(0,40)", "train.optimizer=sgd,adamw", "train.task_args.depth=2").points
+    assert composed == [0, 1]
+    assert all(p.config == compose(list(p.overrides)) for p in found[::13])
+    found = swept("seed=1,2,3,'${train.epochs}'", "train.epochs=7").points
+    assert [p.config.seed for p in found if p.config] == [1, 2, 3, 7]
+
+
+def test_a_sweep_records_the_code_once_and_resubmission_repairs_what_a_crash_spoilt(place: Path) -> None:
+    from clusterrun.config import frozen
+    from clusterrun.launch.sweep import submit_sweep
+
+    plan = plan_sweep(swept("seed=1,2").points)
+    submit_sweep(plan, {})
+    first, second = (p.run for p in plan.points)
+    assert first.code.about.resolve() == second.code.about.resolve() == plan.sweep.root / "code" / "code.json"
+    text = first.config.read_text()
+    first.config.write_bytes(bytes(len(text)))
+    second.plan.write_text("")
+    submit_sweep(plan, {})
+    assert first.config.read_text() == text
+    assert frozen.load(first.config) == plan.points[0].config
+    assert json.loads(second.plan.read_text())["run_id"] == second.id
+    assert [c.root.name for c in plan.sweep.codes()] == ["code"]
 
 
 def test_other_sweepers_get_their_batches_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,9 +105,11 @@ def _sweep_lines(rows: list[RunStatus]) -> list[str]:
     for row in rows:
         sweeps.setdefault(row.sweep or "", []).append(row)
     newest = sorted(sweeps.items(), key=lambda item: -max(row.submitted or 0.0 for row in item[1]))
-    return [
-        f"sweep {name}: {len(points)} points: {', '.join(f'{n} {state}' for state, n in counts(points).items())}"
-        for name, points in newest[:_RECENT]
+    lines = []
+    for name, points in newest[:_RECENT]:
+        states = ", ".join(f"{n} {state}" for state, n in counts(points).items())
+        lines.append(f"sweep {name}: {len(points)} point{'s' if len(points) != 1 else ''}: {states}")
+    return lines
     ]
 
 

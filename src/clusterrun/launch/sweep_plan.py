@@ -7,7 +7,8 @@ what is planned here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -182,11 +183,24 @@ def chosen_sweep_id(batch: Sequence[Point], argv: Sequence[str]) -> str:
 
 
 def point_names(points: Sequence[Sequence[str]]) -> list[str]:
-    """What tells points apart, in short: the overrides that not all of them have, cluster.nodes=2 as nodes=2."""
+    """What tells points apart, in short: the overrides that not all of them have, cluster.nodes=2 as nodes=2.
+
+    Long fractions, as sweepers choose them, are rounded where that leaves the names different.
+    """
+    whole = _names_of(points, str)
+    short = _names_of(points, _rounded)
+    return short if len(set(short)) == len(set(whole)) else whole
+
+
+def _rounded(value: str) -> str:
+    return f"{float(value):.4g}" if re.fullmatch(r"-?\d*\.\d{5,}(e-?\d+)?", value) else value
+
+
+def _names_of(points: Sequence[Sequence[str]], shown: Callable[[str], str]) -> list[str]:
     same = set(points[0]).intersection(*map(set, points)) if points else set()
     own = [[item for item in overrides if item not in same] for overrides in points]
     keys = {item.partition("=")[0] for items in own for item in items}
     short = {key: key.rpartition(".")[2] for key in keys}
     unique = {key: name if list(short.values()).count(name) == 1 else key for key, name in short.items()}
     named = [[(unique[i.partition("=")[0]], i.partition("=")[2]) for i in items] for items in own]
-    return [" ".join(f"{key}={value}" for key, value in items) or "the only point" for items in named]
+    return [" ".join(f"{key}={shown(value)}" for key, value in items) or "the only point" for items in named]

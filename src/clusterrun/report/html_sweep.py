@@ -35,15 +35,18 @@ def _tiles(points: Sequence[ScalingPoint]) -> list[tuple[str, str]]:
             (f"samples per second at most ({fast.nodes} x {fast.nproc_per_node})", svg.number(fast.samples_per_s))
         )
     wide = max((p for p in points if p.efficiency is not None), key=lambda p: p.world_size, default=None)
-    if wide is not None and wide.efficiency is not None and wide.speedup is not None:
+    several = len({p.world_size for p in points}) > 1
+    if several and wide is not None and wide.efficiency is not None and wide.speedup is not None:
         found.append((f"speed-up with {wide.world_size} workers", f"{wide.speedup:.2f}"))
         found.append((f"efficiency with {wide.world_size} workers", f"{wide.efficiency:.0%}"))
     talk = max((p for p in points if p.communication is not None), key=lambda p: p.communication or 0, default=None)
     if talk is not None and talk.communication is not None:
         found.append((f"communicates at most ({talk.nodes} x {talk.nproc_per_node})", f"{talk.communication:.0%}"))
-    metric = max((p for p in points if p.value is not None), key=lambda p: p.value or 0, default=None)
-    if metric is not None and metric.value is not None:
-        found.append((f"best {metric.metric} ({metric.name})", f"{metric.value:.4f}"))
+    # By the loss: whether more of a metric is better, its task alone knows.
+    measured = [p for p in points if p.value is not None and p.loss is not None]
+    best = min(measured, key=lambda p: p.loss or 0.0, default=None)
+    if best is not None:
+        found.append((f"{best.metric} where the loss is lowest ({best.name})", f"{best.value:.4f}"))
     return found
 
 

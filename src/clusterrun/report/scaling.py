@@ -156,8 +156,10 @@ def cells(point: ScalingPoint) -> tuple[str, ...]:
 
 def show(points: Sequence[ScalingPoint], console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, column in enumerate(COLUMNS):
+    metrics = sorted({p.metric for p in points if p.metric and p.value is not None})
+    for i, column in enumerate((*COLUMNS, *metrics)):
         table.add_column(column, justify="left" if i < 3 else "right", no_wrap=True)
     for point in points:
-        table.add_row(*map(Text, cells(point)))
+        own = [f"{point.value:.4f}" if point.metric == m and point.value is not None else "-" for m in metrics]
+        table.add_row(*map(Text, [*cells(point), *own]))
     print_wide(console, table)
