@@ -110,7 +110,6 @@ def _sweep_lines(rows: list[RunStatus]) -> list[str]:
         states = ", ".join(f"{n} {state}" for state, n in counts(points).items())
         lines.append(f"sweep {name}: {len(points)} point{'s' if len(points) != 1 else ''}: {states}")
     return lines
-    ]
 
 
 def _watch(look: Look, console: Console, named: bool) -> int:
