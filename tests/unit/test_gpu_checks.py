@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -339,6 +340,15 @@ class TestWiring:
         said_of_it, _, cost = one.finding.partition("; predicted: ")
         assert said_of_it.endswith("GPU2-GPU3: declared NV18, detected PHB; likely culprit: GPU2 (serial 902)")
         assert cost == "a ring of all GPUs carries 18.9 instead of 351 GB/s"
+
+    def test_the_users_own_catalogue_counts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        own = tmp_path / "hardware" / "gpu" / "h100_sxm.yaml"
+        own.parent.mkdir(parents=True)
+        packaged = Path(__file__).parents[2] / "conf" / "hardware" / "gpu" / "h100_sxm.yaml"
+        own.write_text(packaged.read_text().replace("  gb_per_s: 25 ", "  gb_per_s: 12.5 "))
+        monkeypatch.setenv("CLUSTERRUN_CONFIG_PATH", str(tmp_path))
+        one = self.compare({(0, 2): SYS, (1, 2): SYS, (2, 3): PHB})
+        assert one.finding.endswith("a ring of all GPUs carries 18.9 instead of 176 GB/s")
 
     def test_one_dead_link_costs_a_ring_nothing(self) -> None:
         assert self.compare({(0, 2): SYS}).finding.endswith("; predicted: a ring of all GPUs can go around it")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import sample_runs
 from clusterrun.config.schema import (
     Accelerator,
     ClusterConfig,
@@ -21,6 +23,9 @@ from clusterrun.config.schema import (
 from clusterrun.cost.advice import Advice
 from clusterrun.cost.catalog import Catalog
 from clusterrun.nccl.placing import placing
+from clusterrun.report.facts import read_facts
+from clusterrun.report.side_by_side import could_be_faster
+from clusterrun.topology.model import Link, LinkKind, Nic
 from clusterrun.topology.text import parse_topologies
 from conftest import Ended
 
@@ -77,11 +82,7 @@ def test_the_plan_takes_a_topology(clusterrun_here: Callable[..., Ended], tmp_pa
 @pytest.mark.parametrize(("bound", "advises"), [("mlx5_0", True), ("mlx5_0,mlx5_1", False)])
 def test_nics_that_a_variable_binds(bound: str, advises: bool) -> None:
     """Two ports of 200 Gbit/s are there and active; to bind one of them halves what leaves the node."""
-    import dataclasses
-
     (found, *_) = parse_topologies((TOPO / "003-4xA100-pcie80-nv12-pairs.txt").read_bytes())
-    from clusterrun.topology.model import Link, LinkKind, Nic
-
     near = tuple(Link(LinkKind.PXB) for _ in found.gpus)
     nics = tuple(Nic(f"NIC{i}", f"mlx5_{i}", near, (), 200.0, "InfiniBand", "ACTIVE", "LinkUp") for i in range(2))
     wires = InterconnectConfig(IntraNode.nvlink_pairs, None, InterNode.infiniband, 2, 200.0)
@@ -94,3 +95,13 @@ def test_nics_that_a_variable_binds(bound: str, advises: bool) -> None:
     if advises:
         assert got[0].change == "NCCL_IB_HCA==mlx5_0,mlx5_1"
         assert 1.2 < got[0].speedup <= 2
+
+
+def test_the_report_of_a_run_says_it_of_its_nodes(tmp_path: Path) -> None:
+    """Workers on GPU4 and GPU5 of a node where GPU5 has lost its NVLinks; the whole nodes are as they should be."""
+    facts = read_facts(sample_runs.hopper(tmp_path))
+    assert could_be_faster(facts) == [], "a job that takes all GPUs of a node has no choice"
+    facts.config.cluster.nproc_per_node = 2
+    facts.config.cluster.env = {"CUDA_VISIBLE_DEVICES": "4,5"}
+    (said,) = could_be_faster(facts)
+    assert said.startswith("faster on n2: CUDA_VISIBLE_DEVICES=0,1")

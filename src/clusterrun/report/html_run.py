@@ -20,7 +20,7 @@ from clusterrun.report.html_page import badge, block, facts, folded, page, secti
 from clusterrun.report.html_wiring import wiring_html
 from clusterrun.report.nccl_used import FELL_BACK, last_nccl_lines
 from clusterrun.report.preflight_view import NodeResult
-from clusterrun.report.side_by_side import COLUMNS, side_by_side
+from clusterrun.report.side_by_side import COLUMNS, could_be_faster, side_by_side
 from clusterrun.report.svg import Bar, Mark, Part, Series, bar_chart, both, line_chart, thinned
 
 # Cause -> (colour of the palette, words).
@@ -230,6 +230,7 @@ def _side_by_side(f: RunFacts) -> str:
     if not rows:
         return ""
     used = [f"<p>{escape(line)}</p>" for line in last_nccl_lines(f.run) if not line.startswith(FELL_BACK)]
+    used += [f"<p>{escape(line)}</p>" for line in could_be_faster(f)]
     return section(
         "Declared, detected, predicted, measured",
         table(COLUMNS, rows, label="declared, detected, predicted, measured"),

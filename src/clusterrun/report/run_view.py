@@ -12,7 +12,7 @@ from rich.text import Text
 from clusterrun.report.facts import RunFacts, busbw, code_text, predicted
 from clusterrun.report.follow import clock
 from clusterrun.report.nccl_used import last_nccl_lines
-from clusterrun.report.side_by_side import COLUMNS, side_by_side
+from clusterrun.report.side_by_side import COLUMNS, could_be_faster, side_by_side
 from clusterrun.report.wide import print_wide
 
 
@@ -40,6 +40,7 @@ def as_json(f: RunFacts) -> dict[str, Any]:
         "waiting": f.waiting,
         "side_by_side": [dataclasses.asdict(line) for line in side_by_side(f)],
         "nccl": last_nccl_lines(f.run),
+        "faster": could_be_faster(f),
         "goodput_percent": f.account.goodput_percent,
         "seconds_by_cause": f.account.by_cause(),
         "attempts": [
@@ -95,7 +96,7 @@ def show(f: RunFacts, console: Console) -> None:
         four.add_row(*map(Text, line.values()))
     if four.row_count:
         print_wide(console, four)
-    for said in value["nccl"]:
+    for said in [*value["nccl"], *value["faster"]]:
         console.print(said, markup=False, soft_wrap=True)
     if not f.attempts:
         return

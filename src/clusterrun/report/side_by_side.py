@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterrun.config.schema import Accelerator, InterNode
+from clusterrun.config.user_dirs import user_config_dirs
+from clusterrun.cost.catalog import Catalog
 from clusterrun.measure import groups
 from clusterrun.measure.collectives import busbw as busbw_of
 from clusterrun.measure.collectives import size_text
+from clusterrun.nccl.placing import placing
 from clusterrun.report.bench_expected import Expected
 from clusterrun.report.facts import RunFacts, measured_all_reduce
 from clusterrun.report.html_wiring import inside_text, outside_text
@@ -37,6 +40,15 @@ class Line:
 def side_by_side(f: RunFacts) -> list[Line]:
     """For the wiring in a node, the way between nodes, and a training step."""
     return [*_wiring(f), *_step(f)]
+
+
+def could_be_faster(f: RunFacts) -> list[str]:
+    """Other GPUs or NICs of the nodes, by what preflight detected on them; each once with the nodes it is for."""
+    catalog, found = Catalog(user_config_dirs()), dict[str, list[str]]()
+    for node, topology in f.topologies.items():
+        for one in placing(topology, f.config, catalog, f.config.cluster.env):
+            found.setdefault(f"{one.change}: predicted {one.speedup:.3g}x; {one.note}", []).append(node)
+    return [f"faster on {', '.join(nodes[:4])}{', ...' * (len(nodes) > 4)}: {text}" for text, nodes in found.items()]
 
 
 def _wiring(f: RunFacts) -> Iterator[Line]:
