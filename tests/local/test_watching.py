@@ -59,7 +59,8 @@ def on_a_terminal(shared: Path, *arguments: str) -> str:
 
 
 def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
-    code, said = clusterrun(tmp_path, *JOB, "wait=false")
+    hurry = tmp_path / "hurry"
+    code, said = clusterrun(tmp_path, *JOB, f"train.task_args.hurry={hurry}", "wait=false")
     assert code == 0, said
     run = RunDir.open(tmp_path / "runs" / "watched")
     following = start(tmp_path, ["logs", "watched", "-f"])
@@ -82,6 +83,7 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
         assert "watched" in interrupted(process) or process.args[-2:] == ["watched", "-f"]
     code, said = clusterrun(tmp_path, "requeue", "watched")
     assert code == 0, said
+    hurry.touch()
 
     printed, _ = following.communicate(timeout=90)
     assert following.returncode == 0, printed
