@@ -345,8 +345,9 @@ class TestWiring:
         own = tmp_path / "hardware" / "gpu" / "h100_sxm.yaml"
         own.parent.mkdir(parents=True)
         packaged = Path(__file__).parents[2] / "conf" / "hardware" / "gpu" / "h100_sxm.yaml"
-        own.write_text(packaged.read_text().replace("  gb_per_s: 25 ", "  gb_per_s: 12.5 "))
+        own.write_text(packaged.read_text().replace("  gb_per_s: 25", "  gb_per_s: 12.5"))
         monkeypatch.setenv("CLUSTERRUN_CONFIG_PATH", str(tmp_path))
+        monkeypatch.chdir(tmp_path)  # the working directory's conf is stronger
         one = self.compare({(0, 2): SYS, (1, 2): SYS, (2, 3): PHB})
         assert one.finding.endswith("a ring of all GPUs carries 18.9 instead of 176 GB/s")
 
