@@ -65,6 +65,9 @@ def go_through(
     """Measure all phases, all ranks in step. ``begin`` is told what this rank turns to: the phase, its number and the
     group, or WAIT; ``emit`` of each row, on the first rank of its group alone."""
     rank = dist.get_rank()
+    # Groups that a later phase has again. torch names a group after its ranks, and a second one of the same name reads
+    # the addresses that the first left in the store: with Gloo it then waits for sockets that nobody listens on.
+    kept: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for number, phase in enumerate(phases):
         ranks = next((group for group in phase.groups if rank in group), None)
         begin(WAIT, number, ())
@@ -73,14 +76,18 @@ def go_through(
             continue
         begin(phase.name, number, ranks)
         whole = len(ranks) == dist.get_world_size()
-        group = dist.group.WORLD if whole else dist.new_group(list(ranks), use_local_synchronization=True)
+        group = dist.group.WORLD if whole else kept.pop(ranks, None)
+        if group is None:
+            group = dist.new_group(list(ranks), use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
         for name in names:
             for size in sizes:
                 row = measure(name, size, phase.name, ranks, group, device, settings)
                 if rank == ranks[0]:
                     emit(row)
-        if not whole:
+        if any(ranks in later.groups for later in phases[number + 1 :]):
+            kept[ranks] = group
+        elif not whole:
             dist.destroy_process_group(group)
     begin(WAIT, len(phases), ())
     _together("end")
