@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterrun.errors import ClusterrunError, ExitCode
@@ -16,7 +17,7 @@ def announce(submitted: Submitted, wait: bool | None) -> int:
     from rich.console import Console
 
     from clusterrun.config.schema import Executor
-    from clusterrun.launch import jobs
+    from clusterrun.rundir import default_shared_dir
 
     console = Console(highlight=False)
     run, job, local = submitted.run, submitted.job, submitted.config.cluster.executor is Executor.local
@@ -27,10 +28,10 @@ def announce(submitted: Submitted, wait: bool | None) -> int:
     if batch:
         console.print(f"  batch      {batch.global_} samples per step, {batch.per_rank} per rank", markup=False)
     if not (local if wait is None else wait):
-        if not local:
-            console.print(f"  queue      squeue --jobs {job.job_id}", markup=False)
-        console.print(f"  log        tail -f {run.submitit}/{job.job_id}_0_log.out", markup=False, soft_wrap=True)
-        console.print(f"  cancel     {jobs.how_to_cancel(job)}", markup=False)
+        found = Path(submitted.config.cluster.shared_dir or ".") == default_shared_dir()
+        name = run.id if found else run.root  # runs elsewhere are named by their path
+        for word, command in (("status", f"status {name}"), ("log", f"logs {name} -f"), ("cancel", f"cancel {name}")):
+            console.print(f"  {word:10} clusterrun {command}", markup=False, soft_wrap=True)
         return 0
     return _follow(submitted)
 
