@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,11 @@ class Ended:
     code: int
     stdout: str
     stderr: str
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in the background with SIGINT ignored, and with it all that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

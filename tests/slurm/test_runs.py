@@ -91,7 +91,8 @@ def test_submit_returns_at_once_and_says_what_to_type_next(shared: Path) -> None
     assert code == 0, said
     job = job_id(shared, "later")
     assert f"submitted later as job {job}" in said
-    assert f"scancel {job}" in said
+    assert "clusterrun logs later -f" in said
+    assert "clusterrun cancel later" in said
     code, said = clusterrun(shared, "resume", "later")
     assert code == 2
     assert "nothing to resume" in said
