@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lab_commands import LabError, run, wait_until
+
 from nfs_lab_parts import net, server
 from nfs_lab_parts.inside import EXIT_CODE, FRAME, OUTPUT, PORT
-from nfs_lab_parts.net import LAB, LabError, run, wait_until
+from nfs_lab_parts.net import LAB
 
 MOUNTS = "/run/nfs"  # in the guests
 OPTIONS = "vers=4.2,hard"

@@ -8,10 +8,11 @@ import os
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
+
+from lab_commands import LabError, run, wait_until
 
 LAB = Path("/run/clusterrun-nfs-lab")  # everything the lab makes lies there
 NAME = "crnfslab"
@@ -25,14 +26,6 @@ _CLONE_NEWNET = 0x40000000
 _MUTE = ["tbf", "rate", "8bit", "burst", "10b", "limit", "10b"]
 
 
-class LabError(Exception):
-    """What went wrong, in words for the user. Exit code 2: wrong machine or wrong arguments."""
-
-    def __init__(self, message: str, code: int = 1) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class Cabled(Protocol):
     @property
     def cable(self) -> str: ...
@@ -40,36 +33,6 @@ class Cabled(Protocol):
     def control(self) -> str: ...
     @property
     def control_cable(self) -> str: ...
-
-
-def run(*argv: str, timeout: float = 30, check: bool = True, stdin: str = "") -> str:
-    """Run a command that ends by itself, and return its output."""
-    env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
-    try:
-        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=timeout, env=env)
-    except subprocess.TimeoutExpired:
-        raise LabError(f"no answer within {timeout:g} s: {' '.join(argv)}") from None
-    if check and done.returncode != 0:
-        why = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
-        raise LabError(f"{' '.join(argv)}: {why}")
-    return done.stdout
-
-
-def run_ok(*argv: str) -> bool:
-    try:
-        run(*argv)
-    except LabError:
-        return False
-    return True
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def tail(log: Path, lines: int = 15) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lab_commands import LabError, run, wait_until
+
 from nfs_lab_parts import net
-from nfs_lab_parts.net import LAB, LabError, run, wait_until
+from nfs_lab_parts.net import LAB
 
 EXPORTS = ("main", "small", "quota")
 PORT = 2049

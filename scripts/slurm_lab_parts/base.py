@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import lab_commands
 
 LAB = Path("/run/clusterrun-lab")
 CONF = LAB / "slurm.conf"
 CONTROLLER = "10.77.0.1"
 WAIT_S = 30.0
-
-
-class LabError(Exception):
-    """What went wrong, in words for the user. Exit code 2: wrong machine or wrong arguments."""
-
-    def __init__(self, message: str, code: int = 1) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -51,23 +42,12 @@ def lab_env() -> dict[str, str]:
 
 
 def run(*argv: str, stdin: str = "", timeout: float = 30, check: bool = True) -> str:
-    """Run a command that ends by itself, and return its output."""
-    try:
-        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=timeout, env=lab_env())
-    except subprocess.TimeoutExpired:
-        raise LabError(f"no answer within {timeout:g} s: {' '.join(argv)}") from None
-    if check and done.returncode != 0:
-        why = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
-        raise LabError(f"{' '.join(argv)}: {why}")
-    return done.stdout
+    """A command that ends by itself, in the lab's environment; its output."""
+    return lab_commands.run(*argv, stdin=stdin, timeout=timeout, check=check, env=lab_env())
 
 
 def run_ok(*argv: str) -> bool:
-    try:
-        run(*argv)
-    except LabError:
-        return False
-    return True
+    return lab_commands.run_ok(*argv, env=lab_env())
 
 
 def tail(log: Path, lines: int = 15) -> str:
@@ -78,12 +58,3 @@ def tail(log: Path, lines: int = 15) -> str:
             if text:
                 return "\n".join(["", f"--- end of {path}", *text])
     return ""
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True

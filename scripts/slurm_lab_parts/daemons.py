@@ -10,7 +10,9 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from slurm_lab_parts.base import CONF, LAB, WAIT_S, LabError, lab_env, run_ok, tail, wait_until
+from lab_commands import LabError, wait_until
+
+from slurm_lab_parts.base import CONF, LAB, WAIT_S, lab_env, run_ok, tail
 
 MUNGE_DIR = LAB / "munge"
 MADE_KEY = LAB / "made-munge-key"  # exists if the munge key below is ours to remove

@@ -9,7 +9,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_lab_parts.base import CONTROLLER, LabError, Node, run, run_ok
+from lab_commands import LabError
+
+from slurm_lab_parts.base import CONTROLLER, Node, run, run_ok
 from slurm_lab_parts.daemons import pids
 
 BRIDGE = "crlab0"

@@ -8,19 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from slurm_lab_parts.base import (
-    CONF,
-    CONTROLLER,
-    LAB,
-    WAIT_S,
-    LabError,
-    Node,
-    Settings,
-    nodes_of,
-    run,
-    tail,
-    wait_until,
-)
+from lab_commands import LabError, wait_until
+
+from slurm_lab_parts.base import CONF, CONTROLLER, LAB, WAIT_S, Node, Settings, nodes_of, run, tail
 from slurm_lab_parts.daemons import daemons, start_daemons
 from slurm_lab_parts.net import is_plugged
 

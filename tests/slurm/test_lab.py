@@ -188,7 +188,8 @@ def test_not_root_is_said_in_one_line() -> None:
     # The system's Python and a copy: nobody may be unable to read this one's home.
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
-        shutil.copy(SCRIPT, place)
+        for file in (SCRIPT, SCRIPT.with_name("lab_commands.py")):
+            shutil.copy(file, place)
         shutil.copytree(SCRIPT.with_name("slurm_lab_parts"), Path(place) / "slurm_lab_parts")
         done = subprocess.run(
             ["/usr/bin/python3", f"{place}/slurm_lab", "up"],
