@@ -154,7 +154,7 @@ class Trainer:
             self._remember(position.step, epoch, rate, loss)
 
     def _drop_gradients(self) -> None:
-        """What ``zero_grad(set_to_none=True)`` does, without its entry in profiles, which takes longer than the rest."""
+        """What ``zero_grad(set_to_none=True)`` does, without its entry in profiles, which takes longer."""
         for parameter in self._trained:
             parameter.grad = None
 
