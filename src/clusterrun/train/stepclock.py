@@ -65,12 +65,13 @@ class CommunicationTimer:
 
     def __init__(self, model: DistributedDataParallel, every: int) -> None:
         model._set_ddp_runtime_logging_sample_rate(max(1, every))  # type: ignore[no-untyped-call]
-        self._model = model
+        assert model.logger is not None  # every DDP model has one
+        self._logger = model.logger
         self._seen: int | None = None
 
     def newest(self) -> Communication:
         """The last timed iteration's, when one was timed since the last call."""
-        timed = self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        timed = self._logger._get_ddp_logging_data().ints_map  # without the texts beside them: half the time
         iteration, nanoseconds = timed.get("iteration"), timed.get("backward_comm_time")
         if not nanoseconds or iteration == self._seen:
             return Communication()

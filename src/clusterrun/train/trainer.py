@@ -170,13 +170,13 @@ class Trainer:
             loss = loss / share
         self.pulse.at(Stage.exchange)
         self.precision.backward(loss)
-        return loss.detach()
+        return loss
 
     def _accumulated_gradients(self, batches: list[Batch]) -> Tensor:
         """The same over several micro-batches; only the last one's backward pass communicates."""
         with self.model.no_sync():
-            losses = [self._gradients(batch, len(batches)) for batch in batches[:-1]]
-        losses.append(self._gradients(batches[-1], len(batches)))
+            losses = [self._gradients(batch, len(batches)).detach() for batch in batches[:-1]]
+        losses.append(self._gradients(batches[-1], len(batches)).detach())
         return torch.stack(losses).sum()
 
     def _after_step(self) -> Signals | None:
@@ -258,7 +258,7 @@ class Trainer:
             step=step,
             epoch=epoch,
             lr=rate,
-            loss=loss,
+            loss=loss.detach(),
             steps=self._window_steps,
             start=self._window_start,
             end=self._clock.mark(),
