@@ -18,7 +18,7 @@ DIRECTORY = "CLUSTERRUN_PULSE_DIR"  # in the environment of the workers
 # ticks, step, own_s, data_s, pid, rank, stage: everything in one page, written by one process.
 _LAYOUT = struct.Struct("<qqddqqB")
 _TICKS, _STEP, _OWN, _IDENTITY, _STAGE = 0, 8, 16, 32, 48
-_INT, _TWO_FLOATS, _TWO_INTS = struct.Struct("<q"), struct.Struct("<dd"), struct.Struct("<qq")
+_TWO_FLOATS, _TWO_INTS = struct.Struct("<dd"), struct.Struct("<qq")
 
 
 class Stage(IntEnum):
@@ -67,6 +67,7 @@ class Pulse:
                 self._buffer = mmap.mmap(file.fileno(), _LAYOUT.size)
             _TWO_INTS.pack_into(self._buffer, _IDENTITY, os.getpid(), rank)
             os.replace(temporary, path)
+        self._ints = memoryview(self._buffer)[:_STAGE].cast("q")  # a third of the time of packing
         self._ticks = 0
 
     @classmethod
@@ -82,7 +83,7 @@ class Pulse:
 
     def begin(self, step: int, stage: Stage = Stage.data) -> None:
         """A step begins, with this stage."""
-        _INT.pack_into(self._buffer, _STEP, step)
+        self._ints[_STEP // 8] = step
         self._buffer[_STAGE] = stage
 
     def at(self, stage: Stage) -> None:
@@ -91,7 +92,7 @@ class Pulse:
     def tick(self) -> None:
         """Something was finished."""
         self._ticks += 1
-        _INT.pack_into(self._buffer, _TICKS, self._ticks)
+        self._ints[_TICKS // 8] = self._ticks
 
     def pace(self, own_s: float, data_s: float) -> None:
         _TWO_FLOATS.pack_into(self._buffer, _OWN, own_s, data_s)

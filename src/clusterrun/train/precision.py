@@ -18,16 +18,17 @@ class Precision:
     def __init__(self, kind: Kind, device: torch.device) -> None:
         self.device = device
         self.dtype = {Kind.fp32: None, Kind.bf16: torch.bfloat16, Kind.fp16: torch.float16}[kind]
-        self.scaler = torch.amp.GradScaler(device.type, enabled=kind is Kind.fp16)
+        self._scaled = kind is Kind.fp16
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self._scaled)
 
     def backward(self, loss: Tensor) -> None:
-        if self.scaler.is_enabled():
+        if self._scaled:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: Optimizer) -> None:
         """An optimizer step; with fp16 it is left out when a gradient is infinite."""
-        if self.scaler.is_enabled():
+        if self._scaled:
             self.scaler.step(optimizer)
             self.scaler.update()
         else:

@@ -42,17 +42,18 @@ class Recorder:
         if self.rank == 0:
             self.events.write("buckets", step=step, bytes=sizes)
 
-    def step(self, step: int, *, show: bool, **fields: Any) -> None:
-        """A logged step. ``show``: also on standard output, where hundreds of lines a second help nobody."""
-        self.events.write("step", step=step, **fields)
-        if show:
-            self.say(
-                f"step {step}  loss {fields['loss']:.4f}  lr {fields['lr']:.3g}  "
-                f"{fields['samples_per_s']:.0f} samples/s  {fields['step_time_s'] * 1000:.1f} ms/step"
-            )
+    def steps(self, rows: list[dict[str, Any]]) -> None:
+        """Logged steps, in order; the last also on standard output, where hundreds of lines a second help nobody."""
+        self.events.write_all("step", rows)
+        last = rows[-1]
+        self.say(
+            f"step {last['step']}  loss {last['loss']:.4f}  lr {last['lr']:.3g}  "
+            f"{last['samples_per_s']:.0f} samples/s  {last['step_time_s'] * 1000:.1f} ms/step"
+        )
         if self._board is not None:
-            for name in ("loss", "lr", "samples_per_s", "step_time_s", "data_time_s", "comm_time_s"):
-                self._scalar(f"train/{name}", fields[name], step)
+            for row in rows:
+                for name in ("loss", "lr", "samples_per_s", "step_time_s", "data_time_s", "comm_time_s"):
+                    self._scalar(f"train/{name}", row[name], row["step"])
 
     def evaluated(self, step: int, loss: float, metric: str, value: float) -> None:
         if self.rank == 0:

@@ -57,7 +57,6 @@ class PendingStep:
     start: Any
     end: Any
     data_s: float
-    comm: Communication
 
 
 class CommunicationTimer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from signal import Signals
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -263,7 +264,6 @@ class Trainer:
             start=self._window_start,
             end=self._clock.mark(),
             data_s=self._data_s,
-            comm=self._communication.newest(),
         )
         self._pending.append(pending)
         self._window_start, self._window_steps, self._data_s = pending.end, 0, 0.0
@@ -271,29 +271,39 @@ class Trainer:
     def _agree(self) -> Signals | None:
         """Poll, and log what was waiting for it. A stop signal that any rank received, or None."""
         agreed = self.poll.agree([pending.loss for pending in self._pending], self.saver.votes())
-        for pending, loss in zip(self._pending, agreed.losses, strict=True):
-            step_s = self._clock.seconds(pending.start, pending.end) / pending.steps
-            own_s = None if pending.comm.exposed_s is None else max(0.0, step_s - pending.comm.exposed_s)
-            if own_s is not None:
-                self.pulse.pace(own_s, pending.data_s / pending.steps)
-            self.recorder.step(
-                pending.step,
-                show=pending is self._pending[-1],
-                epoch=pending.epoch,
-                loss=loss,
-                lr=pending.lr,
-                samples_per_s=self.batch.global_ / step_s,
-                step_time_s=step_s,
-                data_time_s=pending.data_s / pending.steps,
-                comm_time_s=pending.comm.all_s,
-                own_time_s=own_s,
-            )
-        if not self._told_buckets and self._pending and (sizes := bucket_bytes(self.model)):
-            self._told_buckets = True
-            self.recorder.buckets(self._pending[-1].step, sizes)
-        self._pending.clear()
+        if self._pending:
+            self._log(agreed.losses)
         flying = self.saver.in_flight
         self._save_due = self.saver.heard(agreed.votes)
         if flying and not self.saver.in_flight:
             self._forget_pause()
         return agreed.signal
+
+    def _log(self, losses: list[float]) -> None:
+        """Write the steps that were waiting, with their losses. What DDP timed last goes to the last of them."""
+        rows: list[dict[str, Any]] = []
+        for pending, loss in zip(self._pending, losses, strict=True):
+            step_s = self._clock.seconds(pending.start, pending.end) / pending.steps
+            data_s = pending.data_s / pending.steps
+            row = {
+                "step": pending.step,
+                "epoch": pending.epoch,
+                "loss": loss,
+                "lr": pending.lr,
+                "samples_per_s": self.batch.global_ / step_s,
+                "step_time_s": step_s,
+                "data_time_s": data_s,
+                "comm_time_s": None,
+                "own_time_s": None,
+            }
+            rows.append(row)
+        comm = self._communication.newest()
+        if comm.exposed_s is not None:
+            own_s = max(0.0, step_s - comm.exposed_s)
+            self.pulse.pace(own_s, data_s)
+            row.update(comm_time_s=comm.all_s, own_time_s=own_s)
+        self.recorder.steps(rows)
+        if not self._told_buckets and (sizes := bucket_bytes(self.model)):
+            self._told_buckets = True
+            self.recorder.buckets(pending.step, sizes)
+        self._pending.clear()
