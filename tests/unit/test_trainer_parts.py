@@ -140,6 +140,21 @@ def test_events_are_appended_and_a_broken_tail_is_dropped(tmp_path: Path) -> Non
     assert all(record["rank"] == 0 for record in records)
 
 
+def test_steps_are_written_together_and_the_last_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "node.0.jsonl"
+    times = {"samples_per_s": 10.0, "step_time_s": 0.1, "data_time_s": 0.01, "comm_time_s": None}
+    rows = [{"step": step, "loss": 1 / step, "lr": 0.1, **times} for step in (10, 20, 30)]
+    log = EventLog(file, 0)
+    Recorder(log, None).steps(rows)
+    records = list(read_json_lines(file))
+    assert [(r["kind"], r["rank"], r["step"], r["loss"]) for r in records] == [
+        ("step", 0, row["step"], row["loss"]) for row in rows
+    ]
+    assert log.step == 30
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1 and said[0].startswith("step 30  loss 0.0333")
+
+
 def test_a_full_disk_loses_events_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
