@@ -152,7 +152,8 @@ def test_steps_are_written_together_and_the_last_is_said(tmp_path: Path, capsys:
     ]
     assert log.step == 30
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 1 and said[0].startswith("step 30  loss 0.0333")
+    assert len(said) == 1
+    assert said[0].startswith("step 30  loss 0.0333")
 
 
 def test_a_full_disk_loses_events_only(
