@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from clusterrun import frames, network, process, pulse
+from clusterrun import frames, imports, network, process, pulse
 from clusterrun.config import frozen
 from clusterrun.config.grace import save_grace_s
 from clusterrun.config.schema import Accelerator, RunConfig
@@ -138,12 +138,13 @@ def run(
     torchrun: Sequence[str], attempt: AttemptDir, interface: str | None, stop: StopForwarder, config: RunConfig
 ) -> Outcome:
     """torchrun to its end, in this process."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous.api import RendezvousError
-    from torch.distributed.launcher.api import elastic_launch
-    from torch.distributed.run import config_from_args, parse_args
+    with imports.uncollected():
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous.api import RendezvousError
+        from torch.distributed.launcher.api import elastic_launch
+        from torch.distributed.run import config_from_args, parse_args
 
-    from clusterrun.launch.rank_logs import RankLogs
+        from clusterrun.launch.rank_logs import RankLogs
 
     args = parse_args(list(torchrun))
     host, _, port = args.rdzv_endpoint.rpartition(":")

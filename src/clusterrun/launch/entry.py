@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from clusterrun import process
+from clusterrun import imports, process
 from clusterrun.config import frozen
 from clusterrun.config.grace import signal_lead_s
 from clusterrun.config.schema import Executor
@@ -23,8 +23,9 @@ class Entry:
         self.run_dir = run_dir
 
     def __call__(self) -> None:
-        from clusterrun.launch.allocation import allocation_for
-        from clusterrun.launch.conductor import Conductor
+        with imports.uncollected():
+            from clusterrun.launch.allocation import allocation_for
+            from clusterrun.launch.conductor import Conductor
 
         run = RunDir.open(Path(self.run_dir))
         config = frozen.load(run.config)

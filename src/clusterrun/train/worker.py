@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from clusterrun import process, pulse
+from clusterrun import imports, process, pulse
 from clusterrun.train.stopping import StopFlag
 
 
@@ -39,12 +39,13 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
 
 def _train(directory: Path, attempt: int, flag: StopFlag) -> int:
-    from torch.distributed.elastic.multiprocessing.errors import record
+    with imports.uncollected():
+        from torch.distributed.elastic.multiprocessing.errors import record
 
-    from clusterrun.errors import ClusterrunError
-    from clusterrun.rundir import RunDir
-    from clusterrun.train import session
-    from clusterrun.train.events import EventLog
+        from clusterrun.errors import ClusterrunError
+        from clusterrun.rundir import RunDir
+        from clusterrun.train import session
+        from clusterrun.train.events import EventLog
 
     node = os.environ.get("CLUSTERRUN_NODE") or socket.gethostname()
     rank = int(os.environ.get("RANK", "0"))
