@@ -28,14 +28,16 @@ GOAL = 1.15
 JOB = ["+cluster=lab", "cluster.nodes=2", "cluster.nproc_per_node=2", "train=ddp_linear", "train.max_steps=20"]
 
 
+def printed(*argv: str) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def first_step(run: RunDir, job: str) -> float:
-    """Unix time at which rank 0 was ready for its first step; waits for the job to end."""
+    """Unix time at which rank 0 was ready for its first step; waits for the job to end and its nodes to be idle."""
     end = time.monotonic() + 120
-    while subprocess.run(["squeue", "-h", "-j", job], capture_output=True, text=True).stdout.strip():
+    while printed("squeue", "-h", "-j", job) or printed("sinfo", "-h", "-N", "-t", "completing"):
         if time.monotonic() > end:
             raise SystemExit(f"job {job} does not end; see {run.root}")
-        time.sleep(0.2)
-    while subprocess.run(["sinfo", "-h", "-N", "-t", "completing"], capture_output=True, text=True).stdout.strip():
         time.sleep(0.2)
     (events,) = run.attempt(1).event_files(0)
     for line in events.read_text().splitlines():
@@ -78,13 +80,12 @@ def main() -> int:
         os.environ["CLUSTERRUN_SHARED_DIR"] = scratch
         shared = Path(scratch)
         ours(shared, "warm-up")
-        with_us, without = [], []
+        with_us: list[float] = []
+        without: list[float] = []
         for i in range(ROUNDS):
-            if i % 2:
-                without.append(bare(shared, f"bare-{i}"))
-            with_us.append(ours(shared, f"ours-{i}"))
-            if not i % 2:
-                without.append(bare(shared, f"bare-{i}"))
+            turns = [(ours, with_us), (bare, without)]
+            for start, times in turns if i % 2 == 0 else reversed(turns):
+                times.append(start(shared, f"{start.__name__}-{i}"))
             print(f"round {i + 1}: clusterrun {with_us[-1]:.2f} s, bare {without[-1]:.2f} s", flush=True)
     ratio = statistics.median(with_us) / statistics.median(without)
     print(f"launch_overhead ratio={ratio:.2f} (goal <= {GOAL})")

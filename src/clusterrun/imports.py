@@ -13,9 +13,11 @@ def uncollected() -> Iterator[None]:
 
     Nor does it look at what was imported later, or at the end of the process.
     """
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_on:
+            gc.enable()
