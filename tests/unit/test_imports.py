@@ -9,13 +9,19 @@ import pytest
 from clusterrun import imports
 
 
+def failing_import(seen: list[bool]) -> None:
+    with imports.uncollected():
+        seen.append(gc.isenabled())
+        raise ImportError
+
+
 def test_off_inside_and_on_again_after_an_error() -> None:
     gc.unfreeze()
-    with pytest.raises(ImportError), imports.uncollected():
-        inside = gc.isenabled()
-        raise ImportError
+    seen: list[bool] = []
+    with pytest.raises(ImportError):
+        failing_import(seen)
     try:
-        assert not inside
+        assert seen == [False]
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0
     finally:
